@@ -486,8 +486,8 @@ def main(arguments=None):
     if options.write:
         options.write.write_text(json.dumps(summary, indent=1) + "\n")
     verdicts = [what for group in (killed, filled) for counts in group.values() for what in counts]
-    sound = all(what == "identical" or what.startswith("(") for what in verdicts)
-    return 0 if sound and set(ended) <= {"a sentence"} else 1
+    valid = all(what == "identical" or what.startswith("(") for what in verdicts)
+    return 0 if valid and set(ended) <= {"a sentence"} else 1
 
 
 if __name__ == "__main__":

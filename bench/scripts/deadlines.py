@@ -117,11 +117,11 @@ def play_auto(world: World, spares: int, rounds: int, least: int | None = None) 
             cohort = round_.choose()
             clock += round_.settle(*world.events(cohort.clients, number, clock))
             assert np.isfinite(clock)
-            sound = round_.status == OK
+            valid = round_.status == OK
             asked += cohort.size
-            models += min(int(sound.sum()), SIZE) if sound.sum() >= least else 0
-            if sound.any():
-                round_.finish(sound[round_.answered])
+            models += min(int(valid.sum()), SIZE) if valid.sum() >= least else 0
+            if valid.any():
+                round_.finish(valid[round_.answered])
             else:
                 round_.abandon("too few models")
             if models >= rounds * SIZE:
@@ -141,11 +141,11 @@ def play_fixed(world: World, deadlines: np.ndarray, spares: int, rounds: int, le
         cohort = cohort[: SIZE + spares]
         seconds, status = world.events(cohort, number, clock[left, None])
         seconds, status = np.atleast_2d(seconds), np.atleast_2d(status)
-        sound = np.sort(np.where(status == OK, seconds, np.inf), axis=1)
+        valid = np.sort(np.where(status == OK, seconds, np.inf), axis=1)
         ends = np.minimum(seconds.max(1), deadlines[left])
         if spares:
-            ends = np.minimum(ends, sound[:, min(max(SIZE, len(cohort) - spares), len(cohort)) - 1])
-        count = (sound <= ends[:, None]).sum(1)
+            ends = np.minimum(ends, valid[:, min(max(SIZE, len(cohort) - spares), len(cohort)) - 1])
+        count = (valid <= ends[:, None]).sum(1)
         clock[left] += ends
         models[left] += np.where(count >= least, np.minimum(count, SIZE), 0)
         done = models[left] >= rounds * SIZE

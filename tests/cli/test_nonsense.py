@@ -104,17 +104,17 @@ def types(hint):
 def given(name, command):
     """Yield command lines with one parameter that makes no sense."""
     places = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    sound = SOUND.get(name, [JOURNAL] * sum(place.required for place in places))
+    valid = SOUND.get(name, [JOURNAL] * sum(place.required for place in places))
     hints = get_type_hints(inspect.unwrap(command.callback))
     for parameter in command.params:
         kind = types(hints.get(parameter.name))
         if parameter.param_type_name == "argument":
             at = places.index(parameter)
             for value in nonsense(parameter, kind):
-                yield [*name.split(), *sound[:at], value, *sound[at + 1 :]]
+                yield [*name.split(), *valid[:at], value, *valid[at + 1 :]]
         elif not parameter.is_flag and parameter.name != "help":
             for value in nonsense(parameter, kind):
-                yield [*name.split(), *sound, parameter.opts[0], value]
+                yield [*name.split(), *valid, parameter.opts[0], value]
 
 
 @pytest.fixture(scope="module")

@@ -269,7 +269,7 @@ def test_hidden_state_is_caught_by_the_same_seed_check():
 
 
 @pytest.mark.parametrize("check", [c for c in CHECKS if c != "other-process"])
-def test_a_sound_selector_passes(check):
+def test_a_valid_selector_passes(check):
     run_check(check, Sound())
 
 

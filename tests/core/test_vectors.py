@@ -35,27 +35,27 @@ def test_by_hand() -> None:
     how, last = VectorOf("update", "output-norm"), OutputLayer(slice(2, 3), slice(1, 3))
     np.testing.assert_allclose(vector_signal(how, three, np.ones(1, bool), last), [5.0])
     rows = np.array([[3.0, 4.0], [0.0, 0.0], [9.0, 9.0]])
-    sound = np.array([True, True, False])
-    np.testing.assert_allclose(vector_signal(VectorOf("update", "norm"), rows, sound, None), [5, 0, np.sqrt(162)])
+    valid = np.array([True, True, False])
+    np.testing.assert_allclose(vector_signal(VectorOf("update", "norm"), rows, valid, None), [5, 0, np.sqrt(162)])
     # the mean of the valid rows is (1.5, 2)
-    distances = vector_signal(VectorOf("gradient", "distance"), rows, sound, None)
+    distances = vector_signal(VectorOf("gradient", "distance"), rows, valid, None)
     np.testing.assert_allclose(distances, [2.5, 2.5, np.hypot(7.5, 7)])
     assert np.isnan(vector_signal(VectorOf("gradient", "distance"), rows, np.zeros(3, bool), None)).all()
-    np.testing.assert_array_equal(vector_signal(VectorOf("update", "output-bias"), rows, sound, layer), rows[:, 1:])
+    np.testing.assert_array_equal(vector_signal(VectorOf("update", "output-bias"), rows, valid, layer), rows[:, 1:])
 
 
 def test_the_weighted_mean_by_hand() -> None:
     rows = np.array([[3.0, 4.0], [0.0, 0.0], [9.0, 9.0]])
-    sound, how = np.array([True, True, False]), VectorOf("gradient", "weighted-distance")
+    valid, how = np.array([True, True, False]), VectorOf("gradient", "weighted-distance")
     # the first of the valid rows has four times the weight: (2.4, 3.2)
-    distances = vector_signal(how, rows, sound, None, np.array([40.0, 10.0, 500.0]))
+    distances = vector_signal(how, rows, valid, None, np.array([40.0, 10.0, 500.0]))
     np.testing.assert_allclose(distances, [1, 4, np.hypot(6.6, 5.8)])
     equal, plain = VectorOf("gradient", "weighted-distance"), VectorOf("gradient", "distance")
     np.testing.assert_allclose(
-        vector_signal(equal, rows, sound, None, np.full(3, 7.0)), vector_signal(plain, rows, sound, None)
+        vector_signal(equal, rows, valid, None, np.full(3, 7.0)), vector_signal(plain, rows, valid, None)
     )
     np.testing.assert_allclose(
-        vector_signal(equal, rows, sound, None, np.zeros(3)), vector_signal(plain, rows, sound, None)
+        vector_signal(equal, rows, valid, None, np.zeros(3)), vector_signal(plain, rows, valid, None)
     )
     assert np.isnan(vector_signal(how, rows, np.zeros(3, bool), None, np.ones(3))).all()
 

@@ -96,7 +96,7 @@ def test_bytes(files, lot):
 @tries("journal", of=2)
 @given(lot=LOT)
 def test_cells(files, lot):
-    """A hand that knows SQLite changes a value, deletes a row or doubles one; the file itself is sound."""
+    """A hand that knows SQLite changes a value, deletes a row or doubles one; the file itself is valid."""
     r = Random(lot)
     tried("journal")
     whole, expected = files[r.choice(["closed", "audited"])]

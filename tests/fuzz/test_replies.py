@@ -35,7 +35,7 @@ def model() -> ArrayRecord:
 
 
 def odd_array(r: Random) -> Array:
-    sound = Array(r.choice(list(SENT.values())))
+    valid = Array(r.choice(list(SENT.values())))
     match r.randrange(5):
         case 0:
             shape = tuple(r.choice([0, 1, 2, 3, 5]) for _ in range(r.randrange(4)))
@@ -43,10 +43,10 @@ def odd_array(r: Random) -> Array:
             with np.errstate(all="ignore"):
                 return Array(np.resize(values, shape).astype(r.choice(DTYPES[:8])))
         case 1:
-            return Array(sound.dtype, sound.shape, sound.stype, damaged(r, sound.data))
+            return Array(valid.dtype, valid.shape, valid.stype, damaged(r, valid.data))
         case 2:
             return Array(
-                r.choice(DTYPES), (r.choice([-1, 0, 3, 10**12]),), r.choice(["numpy.ndarray", "torch", ""]), sound.data
+                r.choice(DTYPES), (r.choice([-1, 0, 3, 10**12]),), r.choice(["numpy.ndarray", "torch", ""]), valid.data
             )
         case 3:
             value, dtype = r.choice(
@@ -105,16 +105,16 @@ def test_replies(lot):
     r = Random(lot)
     tried("replies")
     required = frozenset(s for s in REPORTED if r.random() < 0.3)
-    sound = [GridReply(name, message(r, False), 0.5) for name in ("ben", "cem")]
+    valid = [GridReply(name, message(r, False), 0.5) for name in ("ben", "cem")]
     spoilt = GridReply("anna", message(r, True), 0.5)
-    found = Checker(model(), "num-examples", required).check_all([sound[0], spoilt, sound[1]])
+    found = Checker(model(), "num-examples", required).check_all([valid[0], spoilt, valid[1]])
     found = with_common_names(found)
     assert [found[0].status, found[2].status] == [Status.OK, Status.OK]
     assert found[1].status == Status.OK or found[1].reason
     measures = measures_of(model(), found)
     for signal in required:
         column = measures.column(signal)
-        assert np.isfinite(column[[0, 2]]).all(), f"{signal} of sound clients"
+        assert np.isfinite(column[[0, 2]]).all(), f"{signal} of valid clients"
         assert np.isfinite(column[1]).all() == (found[1].status == Status.OK), f"{signal} of the other"
     mean = weighted_average([reply for reply in found if reply.status == Status.OK])
     assert {key: array.numpy().dtype for key, array in mean.items()} == {k: v.dtype for k, v in SENT.items()}

@@ -171,12 +171,12 @@ def test_no_window_has_more_of_one_client_and_no_flow_stops(seed):
     session = Session("uniform", n, seed=seed, asynchronous=True, rules=rules)
     federation = Federation(Flow(session, policy), 10.0 ** draw.uniform(-2, 2, n), failing, seed)
     blocked = set() if rules is None else {int(rules.blocked[0])}
-    sound = n - len(blocked | set(failing))
+    valid = n - len(blocked | set(failing))
     for _ in range(400):
         federation.step()
-    assert bool(federation.answers) == bool(sound)
+    assert bool(federation.answers) == bool(valid)
     if not failing:
-        windows = [federation.answers[i : i + sound] for i in range(len(federation.answers) - sound + 1)]
+        windows = [federation.answers[i : i + valid] for i in range(len(federation.answers) - valid + 1)]
         assert all(window.count(client) <= most for window in windows for client in window)
 
 

@@ -103,7 +103,11 @@ def test_a_deleted_file_does_not_end_a_live_run(tmp_path: Path) -> None:
         assert session.round == 4
 
 
-@pytest.mark.parametrize("until", [1e300, math.inf, time.time() + 8 * 86400, "for ever"])
+@pytest.mark.parametrize(
+    "until",
+    [1e300, math.inf, time.time() + 8 * 86400, "for ever"],
+    ids=["1e300", "infinite", "eight days", "text"],
+)
 def test_a_lease_for_ever_holds_nobody(until: Any, tmp_path: Path) -> None:
     mine = Leases(tmp_path / "leases.sqlite", "mine")
     with closing(sqlite3.connect(mine.path)) as db, db:

@@ -75,8 +75,8 @@ def test_the_expected_round_is_that_of_all_rounds_there_can_be(n: int, enough: i
             waits = np.append(np.sort(at[status == OK]), [5.0] * n)[needed - 1] if needed else 0.0
             end = closing(at, status, deadline=max(deadline, waits), enough=enough)
             # If several answers arrive at exactly the end of a round, one is enough.
-            sound = min(int((end.status == OK).sum()), needed if waits > deadline else enough)
-            mean += share.prod() * np.array([end.seconds, sound if sound >= least else 0])
+            valid = min(int((end.status == OK).sum()), needed if waits > deadline else enough)
+            mean += share.prod() * np.array([end.seconds, valid if valid >= least else 0])
         assert (lasts, brings) == pytest.approx(tuple(mean))
 
 
@@ -160,8 +160,8 @@ def test_fixed_deadlines_are_played_as_rounds_close(world: str, spares: int) -> 
             cohort = order[np.isin(order, online)][: 10 + spares]
             enough = min(len(cohort), max(10, len(cohort) - spares))
             status, lasts = closing(*there.events(cohort, number, clock), deadline=deadline, enough=enough)
-            sound = int((status == OK).sum())
-            clock, models = clock + lasts, models + (min(sound, 10) if sound >= 4 else 0)
+            valid = int((status == OK).sum())
+            clock, models = clock + lasts, models + (min(valid, 10) if valid >= 4 else 0)
             if models >= 200 or number > 500:
                 break
         found = module.play_fixed(module.World(world, 3), np.array([deadline]), spares, 20, 4, 1e6)

@@ -78,10 +78,10 @@ def statuses(session: Session, ticket: int = 0) -> dict[str, Status]:
 def by_hand(seconds: list[float], status: list[int], deadline: float | None, enough: int) -> tuple[list[int], float]:
     """Go through the arrivals one by one, like a host that waits."""
     end = max(seconds, default=0.0)
-    sound = 0
+    valid = 0
     for at, what in sorted(zip(seconds, status, strict=True)):
-        sound += what == OK
-        if sound >= enough:
+        valid += what == OK
+        if valid >= enough:
             end = at
             break
     end = min(end, end if deadline is None else deadline)
@@ -123,7 +123,7 @@ def test_without_a_deadline_everybody_is_waited_for() -> None:
         assert set(statuses(session).values()) == {OK}
 
 
-def test_spares_close_a_round_with_the_first_sound_models() -> None:
+def test_spares_close_a_round_with_the_first_valid_models() -> None:
     """Four models are needed and six clients are asked: a failure does not count, and the slowest client is late."""
     arrivals = {
         "c0": (1.0, FAILED),

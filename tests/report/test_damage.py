@@ -204,13 +204,13 @@ def test_the_server_continues_and_names_the_damaged_items(pristine, tmp_path):
 def test_a_repaired_item_is_shown_again(pristine, tmp_path):
     root = watched(pristine, tmp_path / "runs")
     status = root / "bad" / "exp" / "status.json"
-    sound = status.read_text()
+    valid = status.read_text()
     status.write_text('{"state": "running", "rounds_total": [1]}')
     watcher = Watcher(root)
     watcher.poll()
     before = watcher.version
     assert watcher.items["bad/exp"].overview()["state"] == UNREADABLE
-    status.write_text(sound)
+    status.write_text(valid)
     watcher.poll()
     assert watcher.items["bad/exp"].overview()["state"] == "running" and watcher.version != before
 
@@ -297,7 +297,7 @@ def test_links_below_the_watched_folder_lead_only_to_experiments(pristine, tmp_p
 
 
 def test_the_search_of_a_folder_with_too_many_folders_is_limited_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(watching, "MOST_FOLDERS", 5)
+    monkeypatch.setattr(watching, "MAX_FOLDERS", 5)
     for i in range(9):
         (tmp_path / f"f{i}").mkdir()
     watcher = Watcher(tmp_path)

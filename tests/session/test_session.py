@@ -517,7 +517,7 @@ def test_a_new_selector_learns_nothing_from_forgotten_clients():
     assert np.isfinite(session.ask(RoundRequest(4)).notes["bound of the slowest"])
 
 
-def test_rules_set_after_a_client_was_forgotten_leave_a_sound_journal(tmp_path):
+def test_rules_set_after_a_client_was_forgotten_leave_a_valid_journal(tmp_path):
     """Forgetting a client rewrites the rules that name it; the next rules replace what was rewritten."""
     path = tmp_path / "j.sqlite"
     with Session("uniform", list("abcd"), journal=path, rules=Rules(blocked=("a",))) as session:

@@ -26,7 +26,7 @@ from fedcohort.core.errors import InputError, JournalError
 from fedcohort.core.files import read_file
 from fedcohort.core.protocol import Selector, Status
 from fedcohort.core.selector_spec import described_name, rebuild_selector, selector_name
-from fedcohort.core.validate import instance, mapping, text, whole_number
+from fedcohort.core.validate import instance, integer, mapping, text
 from fedcohort.journal import CohortRow, Journal, ReplyBlock, read_journal
 from fedcohort.journal.chain import PARTS, START, Link, links, next_link, payload_of, start_payload, strays, with_news
 from fedcohort.journal.codec import unpack_many
@@ -136,7 +136,7 @@ def audit_journal(
     if selector is not None:
         instance(selector, Selector, "'selector'")  # type: ignore[type-abstract]
     if seed is not None:
-        whole_number(seed, "'seed'", least=0)
+        integer(seed, "'seed'", least=0)
     if receipts is not None:
         mapping(receipts, "'receipts'")
     if public is not None:
@@ -184,7 +184,7 @@ class _Audit(Replay):
         self.forced = 0  # draws in which rules left no choice
         self.narrow = 0  # draws in which no more clients were available than asked for
         self.singled_out = False  # whether rules treat some clients differently
-        self.again = 0  # metrics of the model that were recorded again
+        self.recorded_again = 0  # metrics of the model that were recorded again
         self.remarks: list[str] = []
         self.replaying = True
         self.tip = START  # the newest link so far
@@ -269,10 +269,10 @@ class _Audit(Replay):
         """Raise an error if a link does not match what is on record."""
         if link.number != newest:
             # If something was recorded several times, only its newest link matches. Most things are recorded once.
-            if link.kind in PARTS and not PARTS[link.kind].again:
+            if link.kind in PARTS and not PARTS[link.kind].repeatable:
                 raise DoesNotFollow(f"{self._link_name(link)} is in the chain twice.")
             if link.kind in PARTS:
-                self.again += link.kind == "metrics"
+                self.recorded_again += link.kind == "metrics"
                 return
         if not link.fits(payload_of(self.journal.database, link)):
             raise DoesNotFollow(f"{self._link_name(link)} was changed after it was recorded.")
@@ -479,8 +479,8 @@ class _Audit(Replay):
             self.remarks.append(f"{empty} rounds passed without a cohort, because nobody was available or admitted.")
         if self.narrow > few:
             self.remarks.append(f"In {self.narrow} of {drawn} draws no more clients were available than asked for.")
-        if self.again:
-            self.remarks.append(f"Metrics of the model that were recorded again later: {self.again}.")
+        if self.recorded_again:
+            self.remarks.append(f"Metrics of the model that were recorded again later: {self.recorded_again}.")
 
     def _refuse_freedom(self, drawn: int, abandoned: list[int], unexplained: list[int]) -> None:
         """Raise an error if the server could have had any cohort by drawing again, by waiting, or by its rules."""

@@ -177,7 +177,7 @@ def _rules(journal: Journal) -> Iterator[Finding]:
     if proof.rules is not None:
         broken = [f"{b.client} in round {b.round}: {b.what}" for b in proof.breaches]
         broken += [f"{e.client}: {e.what}" for e in proof.exceeded]
-        # A journal whose rules were tightened later is still sound; the finding says what it proves.
+        # A journal whose rules were tightened later is still valid; the finding says what it proves.
         yield Finding(
             "rules", proof.kept, _join_problems(broken) or proof.verdict.removeprefix("The rules ").rstrip(".")
         )

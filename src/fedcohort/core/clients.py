@@ -19,15 +19,15 @@ from fedcohort.core.arrays import AnyArray, FloatArray, IntArray, read_only
 from fedcohort.core.errors import InputError, SignalError, UnknownNameError
 from fedcohort.core.registry import suggest
 from fedcohort.core.signals import Signal
-from fedcohort.core.validate import array, instance, listing, numbers, refuse, whole_number
+from fedcohort.core.validate import array, input_error, instance, integer, listing, numbers
 
-_MOST = 2**31 - 1  # clients or classes; compiled code and journals store indices as 32-bit integers
-_MOST_SAMPLES = 2.0**53  # larger whole numbers are not exact, and selectors may square and add sizes without overflow
-_MOST_FACTOR = 2.0**60  # of an entry of a label factor, which may be noisy or centred
+_MAX_INDEX = 2**31 - 1  # clients or classes; compiled code and journals store indices as 32-bit integers
+_MAX_SAMPLES = 2.0**53  # larger whole numbers are not exact, and selectors may square and add sizes without overflow
+_MAX_FACTOR = 2.0**60  # of an entry of a label factor, which may be noisy or centred
 
 
 def _check_sizes(name: str, array: FloatArray) -> None:
-    bad = ~((array >= 0) & (array <= _MOST_SAMPLES))
+    bad = ~((array >= 0) & (array <= _MAX_SAMPLES))
     if bad.any():
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         raise InputError(
@@ -90,8 +90,8 @@ class LabelFactor:
     classes: int
 
     def __init__(self, factor: ArrayLike, classes: int) -> None:
-        object.__setattr__(self, "factor", _products_matrix("label factor", factor, _MOST_FACTOR))
-        object.__setattr__(self, "classes", whole_number(classes, "The number of classes", 1, _MOST))
+        object.__setattr__(self, "factor", _products_matrix("label factor", factor, _MAX_FACTOR))
+        object.__setattr__(self, "classes", integer(classes, "The number of classes", 1, _MAX_INDEX))
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ class LabelGram:
     classes: int
 
     def __init__(self, gram: ArrayLike, classes: int) -> None:
-        array = _products_matrix("label inner products", gram, _MOST_FACTOR**2)
+        array = _products_matrix("label inner products", gram, _MAX_FACTOR**2)
         if array.shape[0] != array.shape[1]:
             raise InputError(f"label inner products must be a square matrix. Got shape {array.shape}.")
         object.__setattr__(self, "gram", array)
-        object.__setattr__(self, "classes", whole_number(classes, "The number of classes", 1, _MOST))
+        object.__setattr__(self, "classes", integer(classes, "The number of classes", 1, _MAX_INDEX))
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,12 @@ class LabelGramRows:
     classes: int
 
     def __init__(self, rows: ArrayLike, classes: int) -> None:
-        array = _products_matrix("label inner products", rows, _MOST_FACTOR**2)
+        array = _products_matrix("label inner products", rows, _MAX_FACTOR**2)
         new = array.shape[0]
         if array.shape[1] < new:
             raise InputError(f"The rows of {new} new clients must have at least {new} columns. Got {array.shape}.")
         object.__setattr__(self, "rows", array)
-        object.__setattr__(self, "classes", whole_number(classes, "The number of classes", 1, _MOST))
+        object.__setattr__(self, "classes", integer(classes, "The number of classes", 1, _MAX_INDEX))
 
 
 LabelInfo = LabelCounts | LabelFactor | LabelGram
@@ -188,7 +188,7 @@ class ClientTable:
     ) -> None:
         counts: dict[str, int] = {}  # the number of clients by each argument
         if n is not None:
-            counts["n"] = whole_number(n, "The number of clients", 0, _MOST)
+            counts["n"] = integer(n, "The number of clients", 0, _MAX_INDEX)
         name_tuple = None if names is None else _names(names)
         if name_tuple is not None:
             counts["names"] = len(name_tuple)
@@ -197,7 +197,7 @@ class ClientTable:
             counts["sizes"] = len(size_array)
         if labels is not None:
             if not isinstance(labels, LabelCounts | LabelFactor | LabelGram | LabelGramRows):
-                raise refuse("labels", "LabelCounts, LabelFactor, LabelGram or LabelGramRows", labels)
+                raise input_error("labels", "LabelCounts, LabelFactor, LabelGram or LabelGramRows", labels)
             counts["labels"] = len(label_rows(labels))
         if size_array is None and isinstance(labels, LabelCounts):
             size_array = labels.sizes
@@ -279,7 +279,7 @@ class ClientTable:
 
     def name(self, client: int) -> str:
         """Return the name of the client with a dense index."""
-        client = whole_number(client, "A client's index")
+        client = integer(client, "A client's index")
         if not 0 <= client < self.n:
             raise UnknownNameError(f"There is no client {client}; the federation has clients 0 to {self.n - 1}.")
         return self._names[client] if self._names is not None else str(client)
@@ -288,7 +288,7 @@ class ClientTable:
         """Return the names of clients whose dense indices are known to be in range."""
         names = self._names
         if not isinstance(clients, np.ndarray) or clients.ndim != 1 or clients.dtype.kind not in "iu":
-            raise refuse("'clients'", "an array of indices", clients)
+            raise input_error("'clients'", "an array of indices", clients)
         return tuple(map(str, clients.tolist()) if names is None else [names[client] for client in clients.tolist()])
 
     @cached_property
@@ -323,7 +323,7 @@ class ClientTable:
                 return self._indices_of_names(clients)
         values = array(clients, "Clients", f"a list of {allowed}")
         if values.size and values.dtype.kind not in "iu":
-            raise refuse("Clients", f"a list of {allowed}", clients)
+            raise input_error("Clients", f"a list of {allowed}", clients)
         indices = values.astype(np.int64).reshape(-1)
         if indices.size and (indices.min() < 0 or indices.max() >= self.n):
             wrong = int(indices[(indices < 0) | (indices >= self.n)][0])
@@ -379,7 +379,7 @@ def _names(values: Sequence[str]) -> tuple[str, ...]:
     items = listing(values, "names", "names")
     for name in items:
         if not isinstance(name, str | int | np.integer) or isinstance(name, bool):
-            raise refuse("names", "a list of names, which are strings", values)
+            raise input_error("names", "a list of names, which are strings", values)
     names = tuple(map(str, items))
     if len(set(names)) != len(names):
         repeated = next(name for i, name in enumerate(names) if name in names[:i])

@@ -24,7 +24,7 @@ from fedcohort.core.params import Parameterized, ParamSets
 from fedcohort.core.plots import Picture
 from fedcohort.core.registry import Registry
 from fedcohort.core.signals import Signal
-from fedcohort.core.validate import array, listing, numbers, refuse
+from fedcohort.core.validate import array, input_error, listing, numbers
 
 State = TypeVar("State")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -34,7 +34,7 @@ def _indices(clients: Any, what: str) -> IntArray:
     """Return clients as a read-only array of dense indices, which must be whole numbers."""
     indices = array(clients, what, "a list of whole numbers")
     if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
-        raise refuse(what, "a list of whole numbers", clients)
+        raise input_error(what, "a list of whole numbers", clients)
     return read_only(indices, np.int64)
 
 
@@ -125,7 +125,7 @@ class Losses:
         object.__setattr__(self, "clients", _indices(self.clients, "A Losses query's clients"))
         if not isinstance(self.signals, frozenset) or not self.signals or not _are_losses(self.signals):
             losses = ", ".join(sorted(s.name for s in Signal.all() if s.of_received))
-            raise refuse("A Losses query's signals", f"among {losses}", self.signals)
+            raise input_error("A Losses query's signals", f"among {losses}", self.signals)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -184,9 +184,9 @@ class Answer:
             case Trial(cohorts=cohorts):
                 expected = {Trial.answered_with: (len(cohorts),)}
             case _:
-                raise refuse("The query of an Answer", "Losses or Trial", self.query)
+                raise input_error("The query of an Answer", "Losses or Trial", self.query)
         if not isinstance(self.values, Mapping):
-            raise refuse("The values of an Answer", "a mapping from signals to arrays", self.values)
+            raise input_error("The values of an Answer", "a mapping from signals to arrays", self.values)
         given = {str(signal): values for signal, values in self.values.items()}  # hosts may use names
         clean: dict[Signal, FloatArray] = {}
         for signal, shape in expected.items():
@@ -256,7 +256,7 @@ class Cohort:
                 continue
             # isinstance with Mapping is slow, and a session makes two cohorts in every round.
             if type(value) not in (dict, MappingProxyType) and not isinstance(value, Mapping):
-                raise refuse(f"A cohort's {name}", "a mapping", value)
+                raise input_error(f"A cohort's {name}", "a mapping", value)
             object.__setattr__(self, name, MappingProxyType(dict(value)))
 
     @property

@@ -24,7 +24,7 @@ import numpy as np
 from fedcohort.core.arrays import BoolArray, FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.text import short_repr
-from fedcohort.core.validate import instance, numbers, one_of, refuse, whole_number
+from fedcohort.core.validate import input_error, instance, integer, numbers, one_of
 
 FORWARD, BACKWARD = 1.0, 2.0  # sample passes
 SKETCH_WIDTH = 64  # keeps squared distances to about 18%, sqrt(2 / 64), which tells clusters of clients apart
@@ -137,7 +137,7 @@ class OnServer:
 
     def __post_init__(self) -> None:
         if not (self.values is None or callable(self.values)):
-            raise refuse("The values of OnServer", "a function or None", self.values)
+            raise input_error("The values of OnServer", "a function or None", self.values)
         instance(self.stream, str, "The stream of OnServer", "a string")
 
     def measure(self, utility: Utility, members: int, rng: np.random.Generator) -> FloatArray:
@@ -247,16 +247,16 @@ class Signal:
     def __post_init__(self) -> None:
         name, how = self.name, self.how
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            raise refuse("The name of a signal", "of lower-case letters, digits and hyphens", name)
+            raise input_error("The name of a signal", "of lower-case letters, digits and hyphens", name)
         if not isinstance(self.meaning, str) or not self.meaning:
-            raise refuse(f"The meaning of the signal {name!r}", "one sentence", self.meaning)
+            raise input_error(f"The meaning of the signal {name!r}", "one sentence", self.meaning)
         if self.width not in (None, "classes"):
-            whole_number(self.width, f"The width of the signal {name!r}", least=1)
+            integer(self.width, f"The width of the signal {name!r}", least=1)
         if not (how is None or isinstance(how, LossOf | VectorOf | OnServer)):
-            raise refuse(f"How the signal {name!r} is computed", "LossOf, VectorOf, OnServer or None", how)
+            raise input_error(f"How the signal {name!r} is computed", "LossOf, VectorOf, OnServer or None", how)
         if how is not None and self.width != how.width:
             if self.width is not None:
-                raise refuse(
+                raise input_error(
                     f"The width of the signal {name!r}", f"{how.width!r}, because of how it is computed", self.width
                 )
             object.__setattr__(self, "width", how.width)

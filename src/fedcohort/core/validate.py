@@ -3,9 +3,9 @@
 A public call checks its arguments before it does anything else. Any exception after that is a bug and is not converted.
 Only what a selector's own code raises becomes a :class:`~fedcohort.core.errors.SelectorError`, with its error as cause.
 
->>> whole_number(3, "'size'", least=1)
+>>> integer(3, "'size'", least=1)
 3
->>> whole_number(0, "'size'", least=1)
+>>> integer(0, "'size'", least=1)
 Traceback (most recent call last):
     ...
 fedcohort.core.errors.InputError: 'size' must be a whole number of at least 1. Got 0.
@@ -28,7 +28,7 @@ from fedcohort.core.text import short_repr
 T = TypeVar("T")
 
 
-def refuse(what: str, allowed: str, value: object, hint: str | None = None) -> InputError:
+def input_error(what: str, allowed: str, value: object, hint: str | None = None) -> InputError:
     """Return the error for an argument: its name, what is allowed, and its value."""
     return InputError(f"{what} must be {allowed}. Got {short_repr(value)}.", hint=hint)
 
@@ -40,11 +40,11 @@ def instance(value: object, kind: type[T], what: str, allowed: str | None = None
     'a'
     """
     if not isinstance(value, kind):
-        raise refuse(what, allowed or f"a {kind.__name__}", value)
+        raise input_error(what, allowed or f"a {kind.__name__}", value)
     return value
 
 
-def whole_number(value: object, what: str, least: int | None = None, most: int | None = None) -> int:
+def integer(value: object, what: str, least: int | None = None, most: int | None = None) -> int:
     """Return a whole number within bounds; True and 1.0 are refused."""
     # To NumPy a time span is an integer, and to Python a bool is.
     fits = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
@@ -52,7 +52,7 @@ def whole_number(value: object, what: str, least: int | None = None, most: int |
         bounds = ""
         if least is not None:
             bounds = f" of at least {least}" if most is None else f" from {least} to {most}"
-        raise refuse(what, f"a whole number{bounds}", value)
+        raise input_error(what, f"a whole number{bounds}", value)
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
@@ -64,7 +64,7 @@ def number(value: object, what: str, least: float | None = None) -> float:
     except OverflowError:
         result = float("nan")
     if math.isnan(result) or (least is not None and result < least):
-        raise refuse(what, "a number" + ("" if least is None else f" of at least {least:g}"), value)
+        raise input_error(what, "a number" + ("" if least is None else f" of at least {least:g}"), value)
     return result
 
 
@@ -74,7 +74,7 @@ def text(value: object, what: str) -> str:
     try:
         string.encode()
     except UnicodeEncodeError:
-        raise refuse(what, "a string of whole characters", value) from None
+        raise input_error(what, "valid Unicode", value) from None
     return string
 
 
@@ -87,7 +87,7 @@ def path(value: object, what: str) -> Path:
     """Return a path; a string that cannot name a file is refused."""
     name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name or "\0" in name:
-        raise refuse(what, "a path", value)
+        raise input_error(what, "a path", value)
     try:
         Path(name).exists()
     except OSError as error:  # the name is too long, for example
@@ -100,20 +100,20 @@ def one_of(value: object, options: Collection[T], what: str) -> T:
     for option in options:
         if type(value) is type(option) and value == option:
             return option
-    raise refuse(what, "one of " + ", ".join(map(repr, options)), value)
+    raise input_error(what, "one of " + ", ".join(map(repr, options)), value)
 
 
 def function(value: object, what: str) -> Callable[..., Any]:
     """Return something that can be called."""
     if not callable(value):
-        raise refuse(what, "a function", value)
+        raise input_error(what, "a function", value)
     return value
 
 
 def mapping(value: object, what: str) -> Mapping[Any, Any]:
     """Return a mapping whose keys are strings."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise refuse(what, "a mapping whose keys are strings", value)
+        raise input_error(what, "a mapping whose keys are strings", value)
     return value
 
 
@@ -125,12 +125,12 @@ def listing(value: object, what: str, of: str = "items") -> Sequence[Any]:
     if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, (str, bytes, bytearray, memoryview)):
-        raise refuse(what, f"a list of {of}", value)
+        raise input_error(what, f"a list of {of}", value)
     if isinstance(value, (Sequence, Set)):
         return list(value)
     column = array(value, what, f"a list of {of}") if hasattr(value, "__array__") else None
     if column is None or column.ndim != 1:
-        raise refuse(what, f"a list of {of}", value)
+        raise input_error(what, f"a list of {of}", value)
     return column.tolist()  # type: ignore[no-any-return]
 
 
@@ -138,7 +138,7 @@ def texts(value: object, what: str, of: str = "names") -> tuple[str, ...]:
     """Return a tuple of strings."""
     items = listing(value, what, of)
     if not all(isinstance(item, str) for item in items):
-        raise refuse(what, f"a list of {of}, which are strings", value)
+        raise input_error(what, f"a list of {of}, which are strings", value)
     return tuple(items)
 
 
@@ -147,12 +147,12 @@ def array(value: object, what: str, allowed: str = "an array") -> AnyArray:
     try:
         return np.asarray(value)
     except Exception:  # a foreign object may raise anything
-        raise refuse(what, allowed, value) from None
+        raise input_error(what, allowed, value) from None
 
 
 def numbers(value: object, what: str, allowed: str = "numbers") -> FloatArray:
     """Return ``value`` as an array of floats; strings, dates and complex numbers are refused."""
     result = array(value, what, allowed)
     if result.dtype.kind not in "biuf" and result.size:
-        raise refuse(what, allowed, value)
+        raise input_error(what, allowed, value)
     return result.astype(np.float64)

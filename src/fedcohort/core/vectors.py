@@ -29,7 +29,7 @@ class OutputLayer(NamedTuple):
 
 
 def vector_signal(
-    how: VectorOf, rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None = None
+    how: VectorOf, rows: Any, valid: BoolArray, output: OutputLayer | None, samples: FloatArray | None = None
 ) -> Any:
     """Return the values of a signal, computed from one vector per client.
 
@@ -37,7 +37,7 @@ def vector_signal(
     ----------
     rows : (m, P) array or tensor
         One vector per client.
-    sound : (m,) bool array
+    valid : (m,) bool array
         Which clients' vectors count in the cohort's mean.
     output : OutputLayer or None
         Where the output layer is, from :func:`output_layer`; only signals of the output layer use it.
@@ -52,10 +52,10 @@ def vector_signal(
         case "norm":
             return _norm(rows)
         case "distance":
-            return _distance(rows, sound)
+            return _distance(rows, valid)
         case "weighted-distance":
             assert samples is not None
-            return _distance(rows, sound, samples)
+            return _distance(rows, valid, samples)
         case "output-bias":
             assert output is not None
             return rows[:, output.bias]
@@ -120,14 +120,14 @@ def _norm(rows: Any) -> Any:
     return np.linalg.norm(rows, axis=1) if isinstance(rows, np.ndarray) else rows.norm(dim=1)
 
 
-def _distance(rows: Any, sound: BoolArray, samples: FloatArray | None = None) -> Any:
-    """Return each row's distance to the mean of the ``sound`` rows, weighted by ``samples`` if there are any."""
-    if not sound.any():
+def _distance(rows: Any, valid: BoolArray, samples: FloatArray | None = None) -> Any:
+    """Return each row's distance to the mean of the ``valid`` rows, weighted by ``samples`` if there are any."""
+    if not valid.any():
         return _norm(rows) * math.nan
-    counted = rows if sound.all() else rows[sound]
-    if samples is None or samples[sound].sum() <= 0:
+    counted = rows if valid.all() else rows[valid]
+    if samples is None or samples[valid].sum() <= 0:
         return _norm(rows - counted.mean(axis=0))
-    weights = samples[sound] / samples[sound].sum()
+    weights = samples[valid] / samples[valid].sum()
     mean = (weights.astype(rows.dtype) if isinstance(rows, np.ndarray) else rows.new_tensor(weights)) @ counted
     return _norm(rows - mean)
 

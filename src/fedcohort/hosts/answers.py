@@ -16,7 +16,7 @@ from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Losses, Trial
 from fedcohort.core.signals import LossMeasure, Signal, losses_of, vectors_of
-from fedcohort.core.validate import listing, refuse
+from fedcohort.core.validate import input_error, listing
 from fedcohort.hosts.wire import Attribute, Description, Value, plain
 
 if TYPE_CHECKING:
@@ -78,10 +78,10 @@ class Answers:
         losses = losses_of(Signal.all(), "received").keys() | losses_of(Signal.all(), "own").keys()
         signals = listing(self.signals, "The signals of Answers", "losses")
         if not losses >= (found := frozenset(map(Signal.get, signals))):
-            raise refuse("The signals of Answers", f"among {', '.join(map(str, sorted(losses)))}", self.signals)
+            raise input_error("The signals of Answers", f"among {', '.join(map(str, sorted(losses)))}", self.signals)
         object.__setattr__(self, "signals", found)
         if not isinstance(self.reports, Mapping):
-            raise refuse("The reports of Answers", "a mapping from signals to functions", self.reports)
+            raise input_error("The reports of Answers", "a mapping from signals to functions", self.reports)
         reports = {Signal.by_name(name): function for name, function in self.reports.items()}
         for signal, function in reports.items():
             if not signal.sent_by_clients or signal.how is not None:
@@ -91,7 +91,7 @@ class Answers:
                     hint="losses come from 'losses' and 'signals', and what is computed from updates from the server",
                 )
             if not callable(function):
-                raise refuse(f"The report of '{signal}'", "a function", function)
+                raise input_error(f"The report of '{signal}'", "a function", function)
         object.__setattr__(self, "reports", reports)
 
     @property

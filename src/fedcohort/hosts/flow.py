@@ -51,7 +51,7 @@ class FlowPolicy:
     busy : int
         How many clients work at the same time.
     buffer : int
-        How many sound answers make a new global model: 1 is FedAsync, more is FedBuff.
+        How many valid answers make a new global model: 1 is FedAsync, more is FedBuff.
     period : float, optional
         Seconds between two models, instead of a number of answers. A model without any answers waits for the first.
     max_answers : int
@@ -71,7 +71,7 @@ class FlowPolicy:
 
 
 class BufferedAnswer(NamedTuple):
-    """A sound answer that waits for the next global model.
+    """A valid answer that waits for the next global model.
 
     Attributes
     ----------
@@ -193,14 +193,14 @@ class Flow:
         free = self.session.active & ~self.busy if available is None else available & ~self.busy
         if eligible is not None:
             free = np.isin(np.arange(len(free)), eligible.allowed)
-        online = int(free.sum()) + len(self._at_work)
-        over = self._turns.over(online)
+        present = int(free.sum()) + len(self._at_work)
+        over = self._turns.over(present)
         over = over[free[over]]
         if not len(over):
             return request
         free[over] = False
         if not free.any():
-            self._wait(over, online)
+            self._wait(over, present)
         return RoundRequest(1, free)
 
     def _wait(self, over: IntArray, online: int) -> None:
@@ -257,8 +257,8 @@ class Flow:
             )
         # Changes are made in copies, which replace the originals once the session has recorded them.
         waiting, failures = list(self.waiting), dict(self._failures)
-        client, sound = int(cohort.clients[0]), status is Status.OK
-        if sound:
+        client, valid = int(cohort.clients[0]), status is Status.OK
+        if valid:
             waiting.append(BufferedAnswer(ticket, client, cohort.round))
             # Only consecutive failures count.
             failures.pop(client, None)
@@ -267,10 +267,10 @@ class Flow:
         report = RoundReport(ticket, cohort.clients, status=[int(status)], metrics=metrics)
         self.session.tell(report, host=self._host_state(waiting, self._since, failures, state))
         self._end(cohort)
-        if sound:
+        if valid:
             self._turns.add(client)
         self.waiting, self._failures = waiting, failures
-        return sound
+        return valid
 
     def abandon(self, ticket: int, reason: str) -> None:
         """Release a client that was chosen but cannot be asked; it counts as never chosen."""

@@ -135,17 +135,17 @@ class Host(Messenger):
 
     @abstractmethod
     def combine(self, round_: Round) -> Aggregation:
-        """Average the sound models among ``round_.in_order()`` into the next global model.
+        """Average the valid models among ``round_.in_order()`` into the next global model.
 
-        ``round_.shortfall(n)`` says whether ``n`` sound models are too few.
+        ``round_.shortfall(n)`` says whether ``n`` valid models are too few.
         """
 
     def store(self, round_: Round, aggregation: Aggregation) -> Any:
         """Save the new global model; the returned value is stored with the round, as the session's ``host_state``."""
         return None
 
-    def on_round(self, number: int, again: bool) -> None:
-        """Called before round ``number``; ``again`` means that its cohort was interrupted."""
+    def on_round(self, number: int, resumed: bool) -> None:
+        """Called before round ``number``; ``resumed`` means that its cohort was interrupted."""
 
     def on_closed(self, round_: Round, aggregation: Aggregation) -> None:
         """Called when a round with a new model is recorded."""
@@ -220,8 +220,10 @@ class Player:
 
     def _absent(self) -> list[str]:
         """Describe the clients that cannot take part, those that work for other runs included."""
+        if self.leases is None:
+            return list(self._messenger.absent())
         runs: dict[str, list[str]] = {}
-        for name, run in ({} if self.leases is None else self.leases.elsewhere()).items():
+        for name, run in self.leases.elsewhere().items():
             if name in self.session.table:
                 runs.setdefault(run, []).append(name)
         leased = [f"{join_names(names)} leased to {run} in {self.leases.path}" for run, names in runs.items()]
@@ -280,7 +282,7 @@ class _RoundPlayer(Player):
             if round_ is None:
                 if self.session.round >= self.rounds:
                     return None
-                self.host.on_round(self.session.round, again=False)
+                self.host.on_round(self.session.round, resumed=False)
                 round_ = self._choose_round()
             if round_.cohort.size:
                 self._train(round_)
@@ -300,7 +302,7 @@ class _RoundPlayer(Player):
                 self._wait()
                 why = self._mismatch(cohort) or self._lease(cohort)  # again, because clients may have left
             if not why:
-                self.host.on_round(cohort.round, again=True)
+                self.host.on_round(cohort.round, resumed=True)
                 session.note(TRIED, {"ticket": cohort.ticket})
                 session.commit()
                 round_ = self._round()
@@ -371,9 +373,9 @@ class _RoundPlayer(Player):
         self._gather(round_)
         if self.leases is not None:  # clients that are still at work stay leased
             self.leases.release(name for name, at in zip(cohort.names, round_.seconds, strict=True) if at < math.inf)
-        # A client with a sound reply in this round counts only once, with the new reply.
-        sound = {name for name, reply in round_.replies.items() if reply.status is Status.OK}
-        counting = newest_late(self.late, _client_of, sound)
+        # A client with a valid reply in this round counts only once, with the new reply.
+        valid = {name for name, reply in round_.replies.items() if reply.status is Status.OK}
+        counting = newest_late(self.late, _client_of, valid)
         round_.late = [Late(reply, cohort.round - n, times) for reply, n, times in counting]
         aggregation = self.host.combine(round_)
         round_.refuse(aggregation.refused)

@@ -37,7 +37,7 @@ class FlowHost(Messenger):
 
     @abstractmethod
     def take(self, cohort: Cohort, reply: Reply) -> tuple[Mapping[Signal, FloatArray], Sequence[str]]:
-        """Keep a sound answer for the next model; once this returns, it must survive a crash.
+        """Keep a valid answer for the next model; once this returns, it must survive a crash.
 
         Returns what the session learns, in (1,) or (1, V) arrays by signal, and the changes made to the answer.
         """
@@ -55,7 +55,7 @@ class FlowHost(Messenger):
         """Return the state to store with every event, which names the newest model."""
 
     def on_failed(self, cohort: Cohort, reason: str) -> None:
-        """Called when a client gave no sound answer."""
+        """Called when a client gave no valid answer."""
 
     def on_model(self, number: int, models: int, aggregation: Aggregation) -> None:
         """Called when model ``number``, made from ``models`` answers, is recorded."""
@@ -112,7 +112,7 @@ class _FlowPlayer(Player):
         self.flow = Flow(session, flow_policy, host.now())
         self.deadlines: dict[int, float] = {}  # by ticket
         self.idle_since: float | None = None  # since when nobody is at work or can be asked
-        self.fruitless = 0
+        self.failed_attempts = 0
 
     def play(self) -> str | None:
         host, flow = self.host, self.flow
@@ -230,7 +230,7 @@ class _FlowPlayer(Player):
         self.deadlines.pop(cohort.ticket, None)
 
     def _fail(self, cohort: Cohort, status: Status, reason: str) -> None:
-        """Free the place of a client without a sound answer."""
+        """Free the place of a client without a valid answer."""
         self.deadlines.pop(cohort.ticket, None)
         self._note_failures(cohort.round, cohort.ticket, dict.fromkeys(cohort.names, reason))
         self.flow.receive(cohort.ticket, status, state=self.host.state())
@@ -256,7 +256,7 @@ class _FlowPlayer(Player):
         kept = aggregation.kept.tolist()
         refused = {answer.ticket for answer, keep in zip(answers, kept, strict=True) if not keep}
         flow.discard(refused)
-        # The session has recorded these answers as sound, so what is wrong with them is recorded as a correction.
+        # The session has recorded these answers as valid, so what is wrong with them is recorded as a correction.
         corrections = {name: [f"its answer is left out: {why}"] for name, why in aggregation.refused.items()}
         for name, texts in aggregation.corrections.items():
             corrections.setdefault(name, []).extend(texts)
@@ -266,14 +266,14 @@ class _FlowPlayer(Player):
             host.on_no_model(aggregation)
             if not refused:  # no single answer is to blame, so all are dropped
                 flow.discard({answer.ticket for answer in answers})
-                self.fruitless += 1
-            if self.fruitless >= self.policy.tries:
+                self.failed_attempts += 1
+            if self.failed_attempts >= self.policy.tries:
                 raise RoundError(
-                    f"The answers gave no model {self.fruitless} times in a row: {aggregation.error}.",
+                    f"The answers gave no model {self.failed_attempts} times in a row: {aggregation.error}.",
                     hint="fix the strategy and start the run again: it continues with this model",
                 )
             return
-        self.fruitless = 0
+        self.failed_attempts = 0
         host.store_model()
         number = session.round
         flow.advance(host.now(), state=host.state())

@@ -87,7 +87,7 @@ class Measures:
     sent : callable
         Returns the model that was sent.
     model : callable
-        Returns the model of a sound reply.
+        Returns the model of a valid reply.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Measures:
 
     @cached_property
     def updates(self) -> FloatArray:
-        """(r, P) each client's model minus the one sent; zeros for replies that are not sound."""
+        """(r, P) each client's model minus the one sent; zeros for replies that are not valid."""
         before = flat(self._sent())
         rows = [
             flat(self._model(r)) - before if r.status is Status.OK else np.zeros_like(before) for r in self._replies
@@ -116,18 +116,18 @@ class Measures:
 
     @cached_property
     def _gradients(self) -> FloatArray:
-        sound = [reply.gradient if reply.status is Status.OK else None for reply in self._replies]
-        width = next((len(gradient) for gradient in sound if gradient is not None), 0)
-        rows = [np.zeros(width) if gradient is None else gradient for gradient in sound]
+        valid = [reply.gradient if reply.status is Status.OK else None for reply in self._replies]
+        width = next((len(gradient) for gradient in valid if gradient is not None), 0)
+        rows = [np.zeros(width) if gradient is None else gradient for gradient in valid]
         return np.stack(rows) if rows else np.empty((0, width))
 
     @cached_property
     def rows(self) -> IntArray:
-        """(m,) the positions of the sound replies."""
+        """(m,) the positions of the valid replies."""
         return np.arange(len(self.ok)) if self.all_ok else np.flatnonzero(self.ok)
 
     def column(self, signal: Signal) -> FloatArray:
-        """(r,) one signal of all replies, or (r, V) if it is a vector; NaN if a reply is not sound."""
+        """(r,) one signal of all replies, or (r, V) if it is a vector; NaN if a reply is not valid."""
         values = self._compute(signal.how, signal) if isinstance(signal.how, VectorOf) else self._collect(signal)
         return values if self.all_ok else np.where(self.ok if values.ndim == 1 else self.ok[:, None], values, np.nan)
 
@@ -148,7 +148,7 @@ class Measures:
         return np.array(values, np.float64)
 
     def common_signals(self) -> frozenset[Signal]:
-        """Return the signals that every sound reply contains in the same shape, even if they were not asked for."""
+        """Return the signals that every valid reply contains in the same shape, even if they were not asked for."""
         reports = [self._replies[row].values for row in self.rows.tolist()]
         common = frozenset(reports[0] if reports else ()).intersection(*reports[1:])
         return frozenset(s for s in common if len({np.shape(report[s]) for report in reports}) == 1)

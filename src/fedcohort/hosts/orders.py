@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedcohort.session.session import Session
 
 log = logging.getLogger(__name__)
-_MOST_BYTES = 1 << 22  # read from one file
+_MAX_BYTES = 1 << 22  # read from one file
 _LISTS = ("block", "unblock", "pin", "unpin", "resume")
 _RULES = frozenset(rule.name for rule in fields(Rules))
 _PARTS = frozenset(("rules", *_LISTS, "pause", "id"))
@@ -181,7 +181,7 @@ def _order_files(path: Path) -> Iterator[tuple[Path, Order | str]]:
                 status = os.fstat(opened.fileno())
                 if _is_private(status, owner, stat.S_ISREG):
                     # The same id when a file is read again after a kill, another one when it is written again.
-                    yield file, _read(opened.read(_MOST_BYTES), f"{file.name} {status.st_mtime_ns}")
+                    yield file, _read(opened.read(_MAX_BYTES), f"{file.name} {status.st_mtime_ns}")
     except FileNotFoundError:
         return
     except OSError as error:

@@ -1,6 +1,6 @@
 r"""Deadline and spares of the next round, computed from how long clients have taken so far.
 
-A round asks :math:`n = k + s` clients and closes at the k-th sound model, when everybody has answered or failed, or at
+A round asks :math:`n = k + s` clients and closes at the k-th valid model, when everybody has answered or failed, or at
 the deadline D. If clients answer independently, with the share :math:`F(t)` that has answered and the share
 :math:`G(t)` that has failed after t seconds, then with :math:`A(t) \sim Bin(n, F(t))`
 
@@ -31,7 +31,7 @@ from fedcohort.core.arrays import BoolArray, FloatArray
 from fedcohort.journal.events import TIMES
 from fedcohort.session.session import Session
 
-_MOST = 1000  # about how many of the newest clients to consider
+_MAX_CONSIDERED = 1000  # about how many of the newest clients to consider
 _DIFFERENT = 3.0  # standard deviations by which older cohorts must differ to be ignored
 _POINTS = 100  # how many deadlines to compare
 _MARGIN = 1.02  # a deadline at exactly an answer's time would miss the next answer that takes as long
@@ -113,10 +113,10 @@ def expected_rounds(shares: Incidence, n: int, enough: int, least: int, needed: 
     steps = np.diff(shares.times)
     seconds = np.cumsum(np.concatenate([shares.times[:1], steps * in_time[:-1]]))
     seconds[:-1] += np.cumsum((steps * after[:-1])[::-1])[::-1]
-    worth = np.where(count >= max(least, needed), np.minimum(count, enough), 0)
+    utility = np.where(count >= max(least, needed), np.minimum(count, enough), 0)
     reached = share[needed:].sum(0)
     later = np.clip(reached[-1:] - reached, 0.0, 1.0)
-    return seconds, (worth * share).sum(0) + (needed if needed >= least else 0) * later
+    return seconds, (utility * share).sum(0) + (needed if needed >= least else 0) * later
 
 
 def log_rank(seconds: FloatArray, answered: BoolArray, others: FloatArray, others_answered: BoolArray) -> float:
@@ -134,7 +134,7 @@ def log_rank(seconds: FloatArray, answered: BoolArray, others: FloatArray, other
 
 
 def first_deadline(arrived: FloatArray, least: int) -> float | None:
-    """Return the deadline of a round if only its own sound answers are known: twice the time of the newest answer.
+    """Return the deadline of a round if only its own valid answers are known: twice the time of the newest answer.
 
     An answer after a longer pause than this does not count. None before there are ``least`` answers.
 
@@ -264,7 +264,7 @@ class Pace:
         """Return the newest cohorts, back to when clients took different times."""
         cohorts = list(self._cohorts)
         begin = max(len(cohorts) - 1, 0)
-        while begin > 0 and sum(len(cohort.seconds) for cohort in cohorts[begin:]) < _MOST:
+        while begin > 0 and sum(len(cohort.seconds) for cohort in cohorts[begin:]) < _MAX_CONSIDERED:
             # Compared with as many older cohorts, so a change is found within a factor of two of its age.
             before = max(2 * begin - len(cohorts), 0)
             if abs(log_rank(*_answers(cohorts[begin:], now), *_answers(cohorts[before:begin], now))) > _DIFFERENT:

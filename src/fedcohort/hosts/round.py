@@ -55,16 +55,16 @@ class Policy:
         How many models a round needs; None means one from every available client. A callable gets the number of
         clients online and returns such a number or None.
     spares : int
-        How many extra clients are asked to train. The round closes with the first ``size`` sound models.
+        How many extra clients are asked to train. The round closes with the first ``size`` valid models.
     deadline : float or "auto", optional
         Seconds after which a round closes with the models it has. With ``"auto"``, deadline and spares follow from how
         long clients have taken (:mod:`fedcohort.hosts.pace`): ``spares`` is the upper limit, and a round always waits
         for ``min_replies`` models. Default: wait for everybody.
     late : "discard" or "count"
-        What happens to a sound model that arrives after its round was closed. It is recorded and left out, or it enters
+        What happens to a valid model that arrives after its round was closed. It is recorded and left out, or it enters
         the average of the next round that closes, as an update of an older model (:class:`Late`).
     min_replies : int, optional
-        With fewer sound models than this, a round gives no model and is tried again. With 0, every round counts. An
+        With fewer valid models than this, a round gives no model and is tried again. With 0, every round counts. An
         automatic deadline aims at rounds with at least this many. Default: 1, and automatic deadlines aim at half of
         ``size``, because rounds with one or two models learn badly.
     tries : int
@@ -118,7 +118,7 @@ class Policy:
 
     @property
     def fewest(self) -> int:
-        """The smallest number of sound models that gives a new global model."""
+        """The smallest number of valid models that gives a new global model."""
         return 1 if self.min_replies is None else self.min_replies
 
 
@@ -134,7 +134,7 @@ def closing(
 ) -> Closing:
     """Return when a round closes, and the status of each client by then.
 
-    A round closes when everybody has answered, when ``enough`` sound models have arrived, or at the deadline, whichever
+    A round closes when everybody has answered, when ``enough`` valid models have arrived, or at the deadline, whichever
     comes first. A reply that arrives at exactly this time counts; a later one is LATE.
 
     Parameters
@@ -144,7 +144,7 @@ def closing(
     status : (k,) array of Status
         The status of each reply. MISSING stays MISSING.
     enough : int, optional
-        How many sound models close the round. Default: all.
+        How many valid models close the round. Default: all.
 
     Examples
     --------
@@ -158,9 +158,9 @@ def closing(
     if deadline is not None:
         end = min(end, deadline)
     if enough is not None and enough < len(seconds):
-        sound = seconds[status == _OK]
-        if len(sound) >= enough:
-            end = min(end, float(np.partition(sound, enough - 1)[enough - 1]))
+        valid = seconds[status == _OK]
+        if len(valid) >= enough:
+            end = min(end, float(np.partition(valid, enough - 1)[enough - 1]))
     late = seconds > end  # not >=, or the reply that closes the round would be late
     if late.any():
         status = status.copy()
@@ -194,7 +194,7 @@ class Reply(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A sound reply to an earlier round that counts in this one.
+    """A valid reply to an earlier round that counts in this one.
 
     Attributes
     ----------
@@ -270,7 +270,7 @@ class Round:
     status : (k,) int8 array of Status
         The status of each client so far.
     reasons : dict of str to str
-        By client, why it has no sound model.
+        By client, why it has no valid model.
     replies : dict of str to Reply
         The replies that arrived one by one.
     late : list of Late
@@ -363,7 +363,7 @@ class Round:
 
     @property
     def enough(self) -> int:
-        """How many sound models close the round; without spares, one from every client."""
+        """How many valid models close the round; without spares, one from every client."""
         cohort, spares = self.cohort.size, self.proposal.spares
         if not spares or self.size is None:
             return cohort
@@ -405,7 +405,7 @@ class Round:
 
     @property
     def late_models(self) -> IntArray:
-        """(l,) the places of sound models that arrived too late; only after :meth:`settle`."""
+        """(l,) the places of valid models that arrived too late; only after :meth:`settle`."""
         late = self.status == _LATE
         return np.flatnonzero(late if self._failed is None else late & ~self._failed)
 
@@ -464,7 +464,7 @@ class Round:
     # -- the report -------------------------------------------------------------------------------------------------
 
     def invalidate(self, places: IntArray) -> None:
-        """Mark replies as unusable that seemed sound when they arrived."""
+        """Mark replies as unusable that seemed valid when they arrived."""
         self.status = self.status.copy()  # it may be the array that was passed to settle
         self.status[places] = _INVALID
 
@@ -475,7 +475,7 @@ class Round:
             self.reasons.update(reasons)
 
     def shortfall(self, models: int) -> str:
-        """Return why this number of sound models must not be averaged, or an empty string if it may."""
+        """Return why this number of valid models must not be averaged, or an empty string if it may."""
         if self.policy.private and models != self.size:
             return f"{models} valid models came, but the privacy noise is calibrated for {self.size}"
         return "too few valid models" if models < self.policy.fewest else ""
@@ -550,13 +550,13 @@ class Round:
 class Attempts:
     """How often the next round was tried, which clients the next try leaves out, and when to give up.
 
-    A try without a model does not count if it finds another client to leave out and has sound models of others.
+    A try without a model does not count if it finds another client to leave out and has valid models of others.
     """
 
     session: Session
     policy: Policy
     left_out: set[str] = field(default_factory=set)
-    fruitless: int = 0
+    failed_attempts: int = 0
 
     @classmethod
     def of(cls, session: Session, policy: Policy) -> Attempts:
@@ -569,15 +569,15 @@ class Attempts:
     def succeed(self) -> None:
         """Start again from zero after a round that gave a model."""
         self.left_out.clear()
-        self.fruitless = 0
+        self.failed_attempts = 0
 
-    def fail(self, round_: Round, sound: int) -> None:
-        """Count a round without a model that had ``sound`` sound models; raise an error after too many tries."""
+    def fail(self, round_: Round, valid: int) -> None:
+        """Count a round without a model that had ``valid`` valid models; raise an error after too many tries."""
         # One more client to leave out is progress: the same cohort cannot fail forever.
-        narrowed = sound > 0 and not self.left_out.issuperset(round_.reasons)
+        narrowed = valid > 0 and not self.left_out.issuperset(round_.reasons)
         self.left_out.update(round_.reasons)
-        self.fruitless += not narrowed
-        if self.fruitless >= self.policy.tries:
+        self.failed_attempts += not narrowed
+        if self.failed_attempts >= self.policy.tries:
             raise self._gave_up(round_.cohort)
 
     def _gave_up(self, cohort: Cohort) -> RoundError:

@@ -43,7 +43,7 @@ class Turns:
         self._newest = -1  # the largest of these
 
     def add(self, client: int) -> None:
-        """Count a sound answer."""
+        """Count a valid answer."""
         numbers = self._numbers.setdefault(client, [])
         numbers.append(self._answers)
         self._answers += 1

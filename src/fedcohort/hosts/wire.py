@@ -26,13 +26,13 @@ COMMITMENT = "commitment"  # the newest link of the server's chained journal
 CONFIRMATION = "labels-confirmed"  # the key holder's signed statement of what it opened of this client's labels
 _GRADIENT = "gradient"
 _SECONDS = "train-seconds"
-_LONGEST_NAME, _MOST_CLASSES, _LARGEST_COUNT = 200, 10_000, 1 << 53  # beyond 2**53, doubles skip whole numbers
-_ATTRIBUTE, _MOST_ATTRIBUTES = "attribute:", 100  # a prefix, because Flower's records cannot hold tables
-_COUNT = f"a whole number from 0 to {_LARGEST_COUNT}"
-_TEXT = f"printable text of at most {_LONGEST_NAME} characters"
+_MAX_NAME_LENGTH, _MAX_CLASSES, _MAX_COUNT = 200, 10_000, 1 << 53  # beyond 2**53, doubles skip whole numbers
+_ATTRIBUTE, _MAX_ATTRIBUTES = "attribute:", 100  # a prefix, because Flower's records cannot hold tables
+_COUNT = f"a whole number from 0 to {_MAX_COUNT}"
+_TEXT = f"printable text of at most {_MAX_NAME_LENGTH} characters"
 _FEW = 0.2  # the largest share of clients that may be wrong about the number of classes
 Attribute = str | float | int | bool
-_LARGEST = 1e30  # every selector is tested to keep its state finite up to here
+_MAX_VALUE = 1e30  # every selector is tested to keep its state finite up to here
 
 Value = float | FloatArray  # a number, or (V,) if the signal is a vector
 
@@ -49,10 +49,10 @@ def usable_name(name: str) -> str:
     :class:`~fedcohort.core.clients.ClientTable` may be any text.
     """
     composed = normal_form(name)
-    if len(composed) > _LONGEST_NAME or not composed.isprintable() or composed != composed.strip():
+    if len(composed) > _MAX_NAME_LENGTH or not composed.isprintable() or composed != composed.strip():
         raise ValueError(
-            f"'name' must be printable, without a space at either end, and have at most {_LONGEST_NAME} characters. "
-            f"Got {name[: _LONGEST_NAME + 1]!r}"
+            f"'name' must be printable, without a space at either end, and have at most {_MAX_NAME_LENGTH} characters. "
+            f"Got {name[: _MAX_NAME_LENGTH + 1]!r}"
         )
     return composed
 
@@ -101,7 +101,7 @@ class Description:
             known |= {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}
         return frozenset(known)
 
-    def label_flaw(self, classes: int | None = None) -> str:
+    def label_rejection_reason(self, classes: int | None = None) -> str:
         """Return why the label counts cannot be right if there are ``classes`` classes, or an empty string."""
         counts = self.label_counts
         if counts is None:
@@ -178,9 +178,9 @@ def _label_counts(counts: object) -> tuple[int, ...] | None:
     """Return the samples per class of a description; their number is limited, because it takes memory."""
     if counts is None:
         return None
-    if not isinstance(counts, list) or len(counts) > _MOST_CLASSES:
+    if not isinstance(counts, list) or len(counts) > _MAX_CLASSES:
         value = f"{len(counts)} classes" if isinstance(counts, list) else _brief(counts)
-        raise ValueError(f"'label-counts' must be a list of at most {_MOST_CLASSES} classes. Got {value}")
+        raise ValueError(f"'label-counts' must be a list of at most {_MAX_CLASSES} classes. Got {value}")
     wrong = next((count for count in counts if not _is_count(count)), None)
     if wrong is not None:
         raise ValueError(f"'label-counts' must be {_COUNT} each. Got {_brief(wrong)}")
@@ -190,8 +190,8 @@ def _label_counts(counts: object) -> tuple[int, ...] | None:
 def _attributes(record: Mapping[str, object]) -> dict[str, Attribute]:
     """Return the attributes of a description; NaN counts as not given."""
     names = [key for key in record if isinstance(key, str) and key.startswith(_ATTRIBUTE)]
-    if len(names) > _MOST_ATTRIBUTES:
-        raise ValueError(f"there may be at most {_MOST_ATTRIBUTES} attributes. Got {len(names)} attributes")
+    if len(names) > _MAX_ATTRIBUTES:
+        raise ValueError(f"there may be at most {_MAX_ATTRIBUTES} attributes. Got {len(names)} attributes")
     attributes: dict[str, Attribute] = {}
     for key in names:
         name, value = key[len(_ATTRIBUTE) :], record[key]
@@ -201,7 +201,7 @@ def _attributes(record: Mapping[str, object]) -> dict[str, Attribute]:
             continue
         if not (_is_text(value) if isinstance(value, str) else _is_number(value)):
             raise ValueError(
-                f"the attribute {name!r} must be {_TEXT}, or a number from {-_LARGEST:g} to {_LARGEST:g}. "
+                f"the attribute {name!r} must be {_TEXT}, or a number from {-_MAX_VALUE:g} to {_MAX_VALUE:g}. "
                 f"Got {_brief(value)}"
             )
         attributes[name] = cast(Attribute, value)
@@ -209,11 +209,11 @@ def _attributes(record: Mapping[str, object]) -> dict[str, Attribute]:
 
 
 def _is_text(value: str) -> bool:
-    return len(value) <= _LONGEST_NAME and value.isprintable()
+    return len(value) <= _MAX_NAME_LENGTH and value.isprintable()
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_COUNT
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
 
 
 def _brief(value: object) -> str:
@@ -286,7 +286,7 @@ def read_report(record: Mapping[str, object] | None) -> dict[Signal, Value]:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and -_LARGEST <= value <= _LARGEST
+    return isinstance(value, (int, float)) and -_MAX_VALUE <= value <= _MAX_VALUE
 
 
 def read_gradient(record: Mapping[str, object] | None) -> FloatArray | None:

@@ -35,13 +35,13 @@ class Part:
 
     Attributes
     ----------
-    again : bool
+    repeatable : bool
         Whether it may be recorded more than once; then the newest link counts.
     """
 
     table: str
     columns: tuple[str, ...]
-    again: bool = False
+    repeatable: bool = False
 
 
 def _all_but(table: str, *excluded: str) -> tuple[str, ...]:
@@ -54,10 +54,10 @@ PARTS = {
     _CLOSED: Part("cohorts", ("ticket", "told_at")),
     "scores": Part("scores", _all_but("scores")),
     "replies": Part("replies", _all_but("replies")),
-    "metrics": Part("metrics", _all_but("metrics"), again=True),
+    "metrics": Part("metrics", _all_but("metrics"), repeatable=True),
     "event": Part("events", _all_but("events")),
-    "meta": Part("meta", _all_but("meta"), again=True),
-    "attributes": Part("facts", _all_but("facts"), again=True),
+    "meta": Part("meta", _all_but("meta"), repeatable=True),
+    "attributes": Part("facts", _all_but("facts"), repeatable=True),
 }
 # The other kinds, "start", "table" and "answer", cover bytes that are stored in the chain itself.
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from fedcohort.core.errors import JournalError
 from fedcohort.core.files import open_file, refuse_links
+from fedcohort.core.validate import input_error
 from fedcohort.core.validate import path as check_path
-from fedcohort.core.validate import refuse
 
 try:
     import fcntl
@@ -44,7 +44,7 @@ def check_journal_path(journal: str | Path) -> Path:
     """
     path = check_path(journal, "'journal'")
     if not path.name:
-        raise refuse("'journal'", "the path of a file", journal)
+        raise input_error("'journal'", "the path of a file", journal)
     return path
 
 

@@ -16,7 +16,7 @@ from fedcohort.journal.codec import narrowest
 _CLIENT, _STATUS, _KEPT, _METRIC = (np.dtype(code) for code in ("<i8", "i1", "?", "<f8"))
 _SINGLE = np.dtype("<f4")  # exact for what torch computed in single precision
 _MARK = "r1"  # the format of a block
-_MOST_EQUAL = 1 << 27  # numbers that one stored number may stand for; it limits what a file makes us allocate
+_MAX_EQUAL = 1 << 27  # numbers that one stored number may stand for; it limits what a file makes us allocate
 _SAME, _SHORT, _FULL = "=48"  # how a column is stored: one value for all clients, as 32-bit numbers, as it is
 
 
@@ -105,7 +105,7 @@ class ReplyBlock:
         for name, (form, stored, dtype) in zip(("", "", "", *names), layouts, strict=True):
             _, vector, width = name.partition(":")
             shape = (count, int(width)) if vector else (count,)
-            if form == _SAME and math.prod(shape) > _MOST_EQUAL:
+            if form == _SAME and math.prod(shape) > _MAX_EQUAL:
                 raise JournalError(f"A reply to ticket {ticket} claims {math.prod(shape):,} equal numbers.")
             values = np.frombuffer(data, stored, 1 if form == _SAME else math.prod(shape), offset)
             offset += values.nbytes

@@ -13,7 +13,7 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelGramRows, LabelInfo
 from fedcohort.core.errors import CiphertextError, FedcohortError, KeyHolderError, UnknownNameError
-from fedcohort.core.validate import whole_number
+from fedcohort.core.validate import integer
 from fedcohort.privacy.rotation import unpack_rotated_counts
 from fedcohort.privacy.scheme import PublicKey, check_statement, unwrap_row, wrap_row
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr.fedcohort")
 _NOISY = "noisy labels"
 _PAUSE = 300.0  # seconds to wait before asking again, after a key holder did not answer
-_MOST_SAMPLES = 1 << 53  # of one client; larger whole numbers are not exact
+_MAX_SAMPLES = 1 << 53  # of one client; larger whole numbers are not exact
 
 
 class ClientRefusedError(CiphertextError):
@@ -152,7 +152,7 @@ class _VisibleRows:
     """Rows that the server reads itself, without a key holder."""
 
     def __init__(self, classes: int) -> None:
-        self.classes = whole_number(classes, "The number of classes", least=1)
+        self.classes = integer(classes, "The number of classes", least=1)
 
     def _unpack(self, client: str, data: bytes, size: int | None) -> FloatArray:
         raise NotImplementedError(type(self).__name__)
@@ -210,7 +210,7 @@ def unpack_noisy_counts(client: str, data: bytes, classes: int, size: int | None
     row = unwrap_row(_NOISY, client, data, classes, what)
     if not np.isfinite(row).all() or (row < 0).any():
         raise CiphertextError(f"{what} must be finite and not negative.")
-    most = _MOST_SAMPLES if size is None else size
+    most = _MAX_SAMPLES if size is None else size
     with np.errstate(over="ignore"):
         total = float(row.sum())
     if total > most * (1 + 1e-9) + 1e-6:  # clients fit noisy counts to their size, so noise adds nothing to the sum

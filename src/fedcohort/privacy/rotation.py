@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import FloatArray, freeze
 from fedcohort.core.errors import CiphertextError, InputError
-from fedcohort.core.validate import text, whole_number
+from fedcohort.core.validate import integer, text
 from fedcohort.privacy.noise import private_numbers
 from fedcohort.privacy.scheme import unwrap_row, wrap_row
 
 _KIND = "rotated labels"
-_LEAST_SEED = 16  # bytes: 128 bits cannot be guessed
+_MIN_SEED = 16  # bytes: 128 bits cannot be guessed
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class SecretRotation:
     classes: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, bytes) or len(self.seed) < _LEAST_SEED:  # a message must not show the secret
+        if not isinstance(self.seed, bytes) or len(self.seed) < _MIN_SEED:  # a message must not show the secret
             got = f"{len(self.seed)} bytes" if isinstance(self.seed, bytes) else f"a {type(self.seed).__name__}"
-            raise InputError(f"The secret seed must be at least {_LEAST_SEED} bytes. Got {got}.")
-        whole_number(self.classes, "The number of classes of a rotation", least=2)
+            raise InputError(f"The secret seed must be at least {_MIN_SEED} bytes. Got {got}.")
+        integer(self.classes, "The number of classes of a rotation", least=2)
 
     def __repr__(self) -> str:
         return f"SecretRotation(classes={self.classes})"

@@ -28,10 +28,10 @@ from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import CiphertextError, InputError, needs_extra
-from fedcohort.core.validate import instance, text, texts, whole_number
+from fedcohort.core.validate import instance, integer, text, texts
 from fedcohort.core.validate import path as check_path
 
-MOST_CLASSES = 1024  # this many counts still fit into a statement
+MAX_CLASSES = 1024  # this many counts still fit into a statement
 LARGEST_SIZE = 1 << 26
 """The most samples of a client for which every inner product is an exact float64."""
 STATEMENT_LIMIT = 1 << 14
@@ -122,8 +122,8 @@ class PublicKey:
     body: bytes
 
     def __post_init__(self) -> None:
-        whole_number(self.classes, "The number of classes of a label key", 2, MOST_CLASSES)
-        whole_number(self.most_samples, "The most samples a client may state", 1, LARGEST_SIZE)
+        integer(self.classes, "The number of classes of a label key", 2, MAX_CLASSES)
+        integer(self.most_samples, "The most samples a client may state", 1, LARGEST_SIZE)
         instance(self.body, bytes, "The body of a label key")
 
     @functools.cached_property

@@ -34,7 +34,7 @@ import numpy as np
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, UnknownNameError, needs_extra
 from fedcohort.core.files import read_file
-from fedcohort.core.validate import instance, number, refuse, text, whole_number
+from fedcohort.core.validate import input_error, instance, integer, number, text
 from fedcohort.core.validate import path as check_path
 from fedcohort.privacy.keyholder import KeyHolder
 from fedcohort.privacy.scheme import STATEMENT_LIMIT, ClientKey, PublicKey, SecretKey, make_keys, parse_clients
@@ -142,9 +142,9 @@ class KeyHolderServer:
         instance(holder, KeyHolder, "'holder'")
         text(token, "'token'")
         if not isinstance(address, tuple) or len(address) != 2:
-            raise refuse("'address'", "a host and a port, for example ('127.0.0.1', 0)", address)
+            raise input_error("'address'", "a host and a port, for example ('127.0.0.1', 0)", address)
         text(address[0], "The host of 'address'")
-        whole_number(address[1], "The port of 'address'", 0, 65535)
+        integer(address[1], "The port of 'address'", 0, 65535)
         if certificate is None and not _is_local(address[0]):
             raise KeyHolderError(
                 f"A key holder at {address[0]} must use TLS: anybody on the network could read S and the token.",
@@ -190,7 +190,7 @@ def _app(holder: KeyHolder, token: str) -> Any:
     # Enough for a statement, in base64, and a name of each enrolled client.
     limit = 4096 + (2 * STATEMENT_LIMIT + 4096) * len(holder.enrolled)
 
-    def refuse(code: int, error: str, message: str, hint: str | None = None) -> Response:
+    def reject(code: int, error: str, message: str, hint: str | None = None) -> Response:
         log.warning("refused: %s", message)
         return JSONResponse({"error": error, "message": message, "hint": hint}, code)
 
@@ -198,19 +198,19 @@ def _app(holder: KeyHolder, token: str) -> Any:
         sent = request.headers.get("Authorization", "")
         # In constant time, so that the time does not reveal how much of the token is right.
         if not hmac.compare_digest(sent.encode(), f"Bearer {token}".encode()):
-            return refuse(401, "KeyHolderError", "The token is wrong or missing.")
+            return reject(401, "KeyHolderError", "The token is wrong or missing.")
         data = bytearray()
         async for part in request.stream():
             data += part
             if len(data) > limit:
-                return refuse(413, "InputError", f"The request is too large; at most {limit} bytes are allowed.")
+                return reject(413, "InputError", f"The request is too large; at most {limit} bytes are allowed.")
         try:
             return JSONResponse(await run_in_threadpool(lambda: question(json.loads(data or b"{}"))))
         except FedcohortError as error:
             kind = next((name for name, cls in _ERRORS.items() if isinstance(error, cls)), "KeyHolderError")
-            return refuse(422, kind, error.message, error.hint)
+            return reject(422, kind, error.message, error.hint)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            return refuse(400, "InputError", f"The request cannot be read: {str(error)[:200]}.")
+            return reject(400, "InputError", f"The request cannot be read: {str(error)[:200]}.")
 
     def admit(body: Any) -> Any:
         statements = {name: base64.b64decode(data, validate=True) for name, data in body["statements"].items()}
@@ -233,7 +233,7 @@ def _app(holder: KeyHolder, token: str) -> Any:
     async def dispatch(request: Request) -> Response:
         question = questions.get((request.method, request.url.path))
         if question is None:
-            return refuse(404, "KeyHolderError", f"The key holder answers nothing at {request.url.path[:100]!r}.")
+            return reject(404, "KeyHolderError", f"The key holder answers nothing at {request.url.path[:100]!r}.")
         return await answer(request, question)
 
     return Starlette(routes=[Route("/{path:path}", dispatch, methods=["GET", "POST"])])

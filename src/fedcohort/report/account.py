@@ -43,7 +43,7 @@ class RoundSummary:
 
     Attributes
     ----------
-    sound : how many clients returned a valid model
+    valid : how many clients returned a valid model
     seconds : from choosing the cohort to closing it; None while it trains
     abandoned : why its round was not counted, or None
     failures : status and reason of each client without a valid model, by name
@@ -54,7 +54,7 @@ class RoundSummary:
     ticket: int
     candidates: int
     clients: tuple[str, ...]
-    sound: int
+    valid: int
     seconds: float | None
     abandoned: str | None
     failures: Mapping[str, str]
@@ -314,7 +314,7 @@ def _round(
         ticket=row.ticket,
         candidates=row.n_candidates,
         clients=table.names_of(row.clients),
-        sound=sum(r.status == Status.OK for r in replies),
+        valid=sum(r.status == Status.OK for r in replies),
         seconds=None if row.told_at is None else row.told_at - row.asked_at,
         abandoned=abandoned,
         failures=_failures(table, replies, reasons),

@@ -148,7 +148,7 @@ def _replies(run: Account) -> list[str]:
     elif requests:
         lines.append(f"Clients were asked to train {quantity(requests, 'time')} and always returned a valid model.")
     open_rounds = [r for r in run.rounds if r.seconds is None and r.abandoned is None]
-    training = sum(len(r.clients) - r.sound - len(r.failures) for r in open_rounds)
+    training = sum(len(r.clients) - r.valid - len(r.failures) for r in open_rounds)
     if training:
         lines.append(f"Asked, but no reply yet: {quantity(training, 'client')}.")
     return lines
@@ -226,7 +226,7 @@ def rounds_table(run: Account) -> Table:
         (
             Cell(str(r.round), "abandoned" if r.abandoned is not None else ""),
             Cell(f"{len(r.clients)} of {r.candidates}"),
-            Cell("–" if r.seconds is None else str(r.sound)),
+            Cell("–" if r.seconds is None else str(r.valid)),
             Cell("training" if r.seconds is None else duration(r.seconds)),
             Cell("; ".join(f"{n}: {w}" for n, w in list(r.failures.items())[:12])
                  + (f"; abandoned: {r.abandoned}" if r.abandoned else "")),
@@ -285,7 +285,7 @@ def _outcomes(run: Account) -> Figure | None:
         return None
     by_status: dict[str, list[int]] = {}
     for i, r in enumerate(closed):
-        by_status.setdefault("valid models", [0] * len(closed))[i] = r.sound
+        by_status.setdefault("valid models", [0] * len(closed))[i] = r.valid
         for failure in r.failures.values():
             by_status.setdefault(failure.split(":")[0].lower(), [0] * len(closed))[i] += 1
     series = [

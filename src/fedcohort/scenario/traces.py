@@ -44,7 +44,7 @@ _DEVICE, _CAPACITY = 10, 11  # positions in the devices stream
 _PASSES = 3.0  # FedScale counts a backward pass as two forward passes
 _SESSIONS = 3  # fewer do not tell a client's own gap
 _KILOBIT = 1024 / 8  # bytes; FedScale measures models in units of 1,024 bits
-_MOST_ROWS = 10_000_000  # intervals or speeds; reading so many takes 20 s and 4 GB
+_MAX_ROWS = 10_000_000  # intervals or speeds; reading so many takes 20 s and 4 GB
 _LATEST = 1e10  # seconds, 317 years: later times of 100,000 devices, laid end to end, are no longer exact in 64 bits
 
 
@@ -216,9 +216,9 @@ def _table(path: str | Path, columns: Sequence[str]) -> list[tuple[Any, ...]]:
 
 def _check_rows(path: str | Path, rows: int) -> None:
     """Refuse a table that is too long before reading it: a small Parquet file or pickle may claim any number."""
-    if rows > _MOST_ROWS:
+    if rows > _MAX_ROWS:
         raise ScenarioError(
-            f"The trace {path} has {rows:,} rows. At most {_MOST_ROWS:,} are read.",
+            f"The trace {path} has {rows:,} rows. At most {_MAX_ROWS:,} are read.",
             hint="keep fewer devices or fewer days of it",
         )
 

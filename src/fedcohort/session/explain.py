@@ -15,7 +15,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.core.selector_spec import class_of
 from fedcohort.core.top import top_k
-from fedcohort.core.validate import whole_number
+from fedcohort.core.validate import integer
 from fedcohort.journal.events import FAILURES, WAITED
 from fedcohort.journal.reading import CohortRow
 from fedcohort.journal.store import Journal
@@ -204,7 +204,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     client : int or str, optional
         Its dense index or name.
     """
-    round_ = whole_number(round_, "A round")
+    round_ = integer(round_, "A round")
     table, active = journal.table()
     index = None if client is None else _index(table, client)
     cohort = _find_cohort(journal, round_, index)

@@ -27,7 +27,7 @@ from fedcohort.core.errors import InputError, JournalError, SelectorError, Ticke
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Slate
 from fedcohort.core.selector_spec import describe, rebuild_selector, selector_name, untrusted_reference
 from fedcohort.core.signals import Signal
-from fedcohort.core.validate import boolean, instance, mapping, one_of, text, whole_number
+from fedcohort.core.validate import boolean, instance, integer, mapping, one_of, text
 from fedcohort.core.validate import path as check_path
 from fedcohort.journal import Journal, ReplyBlock, is_blank
 from fedcohort.journal.chain import new_nonce
@@ -154,7 +154,7 @@ class Session:
             raise InputError("Only a session with audit=True can be signed.", hint="Session(..., audit=True, sign=...)")
         path = None if journal is None else check_journal_path(journal)
         clients = as_table(clients)
-        turn = Turn(whole_number(seed, "'seed'", least=0), asynchronous=boolean(asynchronous, "'asynchronous'"))
+        turn = Turn(integer(seed, "'seed'", least=0), asynchronous=boolean(asynchronous, "'asynchronous'"))
         supplied = None if signals is None else as_signals(signals)
         _check_options(rules, commit, sign)
         boolean(audit, "'audit'")
@@ -646,7 +646,7 @@ class Session:
                 hint="session.tell(cohort, loss=...) takes signals as keywords",
             )
         instance(report, RoundReport, "'report'", "a Cohort or a RoundReport")
-        item = self._pending.find(whole_number(report.ticket, "A report's ticket"))
+        item = self._pending.find(integer(report.ticket, "A report's ticket"))
         if item is None:
             self._tell_late(report)
             return
@@ -689,7 +689,7 @@ class Session:
                 "Only asynchronous sessions count new models; in other sessions, every cohort is a round.",
                 hint="Session(..., asynchronous=True)",
             )
-        used = [whole_number(ticket, "A ticket", least=0) for ticket in tickets]
+        used = [integer(ticket, "A ticket", least=0) for ticket in tickets]
         for ticket in used:
             # Never issued, or still at work.
             if ticket >= self._turn.ticket or self._pending.find(ticket) is not None:
@@ -706,7 +706,7 @@ class Session:
         What was reported so far stays; the other clients are recorded as missing, and the selector learns from that.
         The next cohort gets the round's number, unless another round has been asked for since.
         """
-        whole_number(ticket, "'ticket'")
+        integer(ticket, "'ticket'")
         text(reason, "'reason'")
         self._close(self._pending.get(ticket), [], None, abandoned=reason)
         # In an asynchronous session a round is a model, and abandoning a client makes none.
@@ -744,7 +744,7 @@ class Session:
 
     def record(self, round_: int, metrics: Mapping[str, float | None]) -> None:
         """Record numbers about the global model after ``round_``, for reports and the dashboard (NaN: unknown)."""
-        round_ = whole_number(round_, "'round_'")
+        round_ = integer(round_, "'round_'")
         if not 0 <= round_ < self.round:
             raise InputError(f"There is no round {round_} to record numbers for; rounds so far: {self.round}.")
         self._recorder.record_numbers(round_, check_numbers(metrics))

@@ -30,7 +30,7 @@ from fedcohort.core.protocol import (
 from fedcohort.core.selector_spec import selector_name
 from fedcohort.core.signals import Known, Signal
 from fedcohort.core.text import short_repr
-from fedcohort.core.validate import array, boolean, instance, listing, refuse
+from fedcohort.core.validate import array, boolean, input_error, instance, listing
 from fedcohort.core.validate import numbers as numbers_of
 from fedcohort.journal import ReplyBlock, ReplyRow
 from fedcohort.journal.codec import as_json
@@ -52,10 +52,10 @@ def as_selector(value: object, what: str = "'selector'") -> Selector[Any]:
 def as_shadows(value: object) -> dict[str, Selector[Any]]:
     """Return shadow selectors by name."""
     if not isinstance(value, Mapping):
-        raise refuse("'shadows'", "a mapping from names to selectors", value)
+        raise input_error("'shadows'", "a mapping from names to selectors", value)
     for name in value:
         if not isinstance(name, str) or not name or not name.isprintable():
-            raise refuse("The name of a shadow selector", "a printable, non-empty string", name)
+            raise input_error("The name of a shadow selector", "a printable, non-empty string", name)
     return {name: as_selector(shadow, f"The shadow {name!r}") for name, shadow in value.items()}
 
 
@@ -73,7 +73,7 @@ def as_table(value: object) -> ClientTable:
     except InputError as error:
         if isinstance(value, (list, tuple)):
             raise
-        raise refuse("'clients'", "a number of clients, a list of their names, or a ClientTable", value) from error
+        raise input_error("'clients'", "a number of clients, a list of their names, or a ClientTable", value) from error
 
 
 def as_signals(value: object) -> frozenset[Signal]:
@@ -87,7 +87,7 @@ def as_request(value: object) -> RoundRequest:
         return value
     if value is None or isinstance(value, (int, np.integer)):
         return RoundRequest(value)  # type: ignore[arg-type]
-    raise refuse("A request", "a number of clients, None or a RoundRequest", value)
+    raise input_error("A request", "a number of clients, None or a RoundRequest", value)
 
 
 def answer_of(query: Query | None, table: ClientTable, answers: Mapping[str, Any]) -> Answer | None:
@@ -127,7 +127,7 @@ def answer_of(query: Query | None, table: ClientTable, answers: Mapping[str, Any
             allowed = f"one number for each of the {table.n} clients, numbers by client name, or a function"
             column = numbers_of(source, f"'{signal}'", allowed)
             if column.shape != (table.n,):
-                raise refuse(f"'{signal}'", allowed, source)
+                raise input_error(f"'{signal}'", allowed, source)
             values[signal] = column[query.clients]
     lacking = sorted(query.signals - values.keys())
     if lacking:
@@ -421,7 +421,7 @@ def check_report(
     status = _statuses(report, count)
     kept = _kept_mask(report, count)
     if not isinstance(report.metrics, Mapping):
-        raise refuse("A report's metrics", "a mapping from signals to numbers", report.metrics)
+        raise input_error("A report's metrics", "a mapping from signals to numbers", report.metrics)
     columns: dict[str, FloatArray] = {}
     for name, values in report.metrics.items():
         signal = Signal.by_name(name)
@@ -473,7 +473,7 @@ def check_late(table: ClientTable, recorded: Sequence[ReplyRow], report: RoundRe
 def check_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     """Return metrics of the global model as plain floats; None stands for an unknown one."""
     if not isinstance(metrics, Mapping):
-        raise refuse("Metrics of the model", "a mapping from names to numbers", metrics)
+        raise input_error("Metrics of the model", "a mapping from names to numbers", metrics)
     clean: dict[str, float | None] = {}
     for name, value in metrics.items():
         if not isinstance(name, str) or not name.isprintable():
@@ -569,11 +569,11 @@ def _numbers(signal: Signal, values: Any) -> FloatArray:
     what, allowed = f"The metric '{signal}'", "numbers, one per client"
     raw = array(values, what, allowed)
     if raw.dtype.kind in "cmM":
-        raise refuse(what, allowed, values)
+        raise input_error(what, allowed, values)
     try:
         return np.array(raw, np.float64)  # None becomes NaN
     except (TypeError, ValueError, OverflowError):
-        raise refuse(what, allowed, values) from None
+        raise input_error(what, allowed, values) from None
 
 
 def _kept_mask(report: RoundReport, count: int) -> BoolArray:
@@ -583,7 +583,7 @@ def _kept_mask(report: RoundReport, count: int) -> BoolArray:
     allowed = f"one bool per reported client, {count}"
     kept = array(report.kept, "'kept'", allowed).copy()
     if kept.shape != (count,) or kept.dtype != np.bool_:
-        raise refuse("'kept'", allowed, report.kept)
+        raise input_error("'kept'", allowed, report.kept)
     return kept
 
 

@@ -123,7 +123,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 @_check("cohort")
-def check_cohort_is_sound(selector: AnySelector) -> None:
+def check_cohort_is_valid(selector: AnySelector) -> None:
     """Cohorts are unique, available clients, never more than asked for; also for k = 1, k >= N, changing clients."""
     host = ScriptedHost()
     for size in (1, 3, host.n, None):

@@ -224,7 +224,7 @@ def test_everything_goes_wrong_and_the_run_completes(kit: Any, tmp_path: Path, c
         assert start(fleet).arrays["bias"].numpy()[0] == result.arrays["bias"].numpy()[0]
     assert "the run is finished" in caplog.text  # the fourth start said so at once
 
-    # A1: the model is sound and of its own type; whoever sent rubbish is INVALID with a reason; all of it was sent.
+    # A1: the model is valid and of its own type; whoever sent rubbish is INVALID with a reason; all of it was sent.
     for key, array in result.arrays.items():
         values = array.numpy()
         assert values.dtype == kit.model(counter=False)[key].numpy().dtype and np.isfinite(values).all()
@@ -249,7 +249,7 @@ def test_everything_goes_wrong_and_the_run_completes(kit: Any, tmp_path: Path, c
     # A4 and A6: every round counted once, and each brought a model; what was given up was drawn anew.
     assert account.done == ROUNDS and account.state == "finished"
     counted = [r for r in account.rounds if r.abandoned is None]
-    assert [r.round for r in counted] == list(range(ROUNDS)) and all(r.sound for r in counted)
+    assert [r.round for r in counted] == list(range(ROUNDS)) and all(r.valid for r in counted)
     assert [r.round for r in account.rounds if r.abandoned == "by the operator"] == [7]
     assert stuck.ticket not in {r.ticket for r in counted}
     record = read_journal(journal)
@@ -305,7 +305,7 @@ def test_under_privacy_no_release_is_short_of_a_client(kit: Any, tmp_path: Path,
     assert account.done == ROUNDS and account.state == "finished"
     counted = [r for r in account.rounds if r.abandoned is None]
     # Noise was made for three: what counted is a mean of three, what was short of one was tried again.
-    assert all(r.sound == 3 and not r.failures for r in counted)
+    assert all(r.valid == 3 and not r.failures for r in counted)
     reasons = {f.client: f.reason for f in failures(journal)}
     assert set(reasons) == {"client-0", "client-1"} and "out of memory" in reasons["client-1"]
     assert reasons["client-0"] == "its gradient has 10 entries, more than the model's 9"

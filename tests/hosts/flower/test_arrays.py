@@ -89,7 +89,7 @@ def test_a_model_comes_back_from_a_checkpoint_as_it_was(values: list[Any]) -> No
     for key, array in record.items():
         same(found[key].numpy(), array.numpy())
         assert (found[key].dtype, found[key].shape, found[key].stype) == (array.dtype, array.shape, array.stype)
-    # A model that was sent before a restart gives a sound reply after it, and the other way round.
+    # A model that was sent before a restart gives a valid reply after it, and the other way round.
     for sent, answer in ((record, found), (found, record)):
         (checked,) = Checker(sent, "num-examples", ()).check_all([reply(answer)])
         assert (checked.status, checked.reason) == (Status.OK, "")

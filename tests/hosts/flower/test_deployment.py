@@ -28,7 +28,7 @@ from fedcohort.report.account import read_account
 
 from .loopback import Certificates
 
-# On a busy machine whoever is sound may be slow: only where a test is about lateness is the deadline short.
+# On a busy machine whoever is valid may be slow: only where a test is about lateness is the deadline short.
 _CONFIG = {
     "rounds": 2,
     "cohort": 2,

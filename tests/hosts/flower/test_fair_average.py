@@ -106,10 +106,10 @@ def test_odd_metrics_touch_nobody_elses(kind: str, count: int, kit: Any, tmp_pat
     assert value(result) == pytest.approx((numbers * numbers).sum() / numbers.sum())
     found = said(tmp_path / "j")
     assert any(text in line for line in found.get("client-0", [])) or not text
-    sound = [
+    valid = [
         n for n in range(count) if n or kind in ("one more", "a record of another name", "a model of another name")
     ]
-    mean = sum(n * 10 * (1 + n) for n in sound) / sum(10 * (1 + n) for n in sound)
+    mean = sum(n * 10 * (1 + n) for n in valid) / sum(10 * (1 + n) for n in valid)
     assert read_journal(tmp_path / "j").metrics()[0]["train/train-loss"] == pytest.approx(mean)
 
 

@@ -230,7 +230,7 @@ def test_a_model_without_its_arrays_is_no_model(fleet: Any, kit: Any) -> None:
 
 
 class Hostile:
-    """Replies drawn at random: sound ones bent in one or two places."""
+    """Replies drawn at random: valid ones bent in one or two places."""
 
     def __init__(self, kit: Any, seed: int) -> None:
         self.kit = kit

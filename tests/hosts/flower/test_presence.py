@@ -244,10 +244,10 @@ def test_what_lies_beside_a_journal_may_be_anything(tmp_path: Path) -> None:
         for text in ("", "{", "[]", "null", '{"state": "running"}', "[" * 100_000, '{"offline": 3}'):
             live.write_text(text)
             assert now(path).state == "running" and metrics(path)['fedcohort_run_state{state="running"}'] == 1
-        sound = asdict(Presence("running", 1.0, at=time.time(), generation=run_generation(path), planned=3, online=1))
+        valid = asdict(Presence("running", 1.0, at=time.time(), generation=run_generation(path), planned=3, online=1))
         for key in ("since", "at", "generation", "planned", "online", "offline_count"):
             for odd in (math.inf, 10**400, "9" * 5000, {}):
-                live.write_text(json.dumps({**sound, key: odd}))
+                live.write_text(json.dumps({**valid, key: odd}))
                 assert now(path).state == "running", (key, odd)
         live.unlink()
         other = tmp_path / "other"

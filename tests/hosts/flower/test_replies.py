@@ -42,7 +42,7 @@ def told(dtype: str, shape: tuple[int, ...], array: Any) -> Array:
     return Array(dtype, shape, "numpy.ndarray", Array(array).data)
 
 
-def test_a_sound_reply_is_ok() -> None:
+def test_a_valid_reply_is_ok() -> None:
     ours = ConfigRecord({"version": 1, "name": "anna", "loss": 1.5, "duration": float("nan")})
     (found,) = checked(reply(record(weight=SENT["weight"] + 1), **{RECORD: ours}))
     assert (found.status, found.reason) == (Status.OK, "")
@@ -79,7 +79,7 @@ def test_an_array_is_what_its_bytes_are(array: Any, reason: str) -> None:
     assert re.search(reason, found.reason)
 
 
-def test_huge_but_finite_numbers_are_sound_and_nobody_is_warned() -> None:
+def test_huge_but_finite_numbers_are_valid_and_nobody_is_warned() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = checked(

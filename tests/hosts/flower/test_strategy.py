@@ -310,7 +310,7 @@ def test_the_round_closes_with_the_first_k(fleet: Any, kit: Any, tmp_path: Path)
     }
 
 
-def test_spares_stand_in_for_unsound_models(fleet: Any, kit: Any) -> None:
+def test_spares_stand_in_for_invalid_models(fleet: Any, kit: Any) -> None:
     def broken(message: Any, context: Any) -> RecordDict:
         raise ValueError("out of memory")
 
@@ -376,7 +376,7 @@ def test_one_bad_client_spoils_nothing(
     assert reason in found[0].reason
 
 
-def test_nobody_sound_leaves_the_model_alone(fleet: Any, kit: Any, tmp_path: Path) -> None:
+def test_nobody_valid_leaves_the_model_alone(fleet: Any, kit: Any, tmp_path: Path) -> None:
     for node in fleet.grid.nodes.values():
         node.app = cohort_client(kit.client_app(spoil(kit, "nan")), kit.ANSWERS)
     with pytest.raises(RoundError, match=r"Round 0.* 3 tries.*client-0.*'bias'.*NaN"):

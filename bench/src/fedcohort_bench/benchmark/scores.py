@@ -20,7 +20,7 @@ from fedcohort.simulate.leaderboard import (
     SelectorRanking,
     rank_selectors,
 )
-from fedcohort.simulate.leaderboard.numbers import LOST
+from fedcohort.simulate.leaderboard.rows import LOST
 from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.store.results import Results
 from fedcohort_bench.benchmark.frozen import Frozen, merge_frozen

@@ -266,11 +266,11 @@ def is_tie(grid: Grid, setting: str, one: str, other: str) -> bool:
     >>> is_tie(grid, "a", "x", "y"), is_tie(grid, "a", "x", "z")
     (True, False)
     """
-    figures = [grid.published[setting].get(label) for label in (one, other)]
-    if any(figure is None or figure[1] is None for figure in figures):
+    mean, deviation = grid.published[setting].get(one) or (0.0, None)
+    other_mean, other_deviation = grid.published[setting].get(other) or (0.0, None)
+    if deviation is None or other_deviation is None:
         return False
-    (mean, deviation), (other_mean, other_deviation) = figures  # type: ignore[misc]
-    return bool(abs(mean - other_mean) < math.hypot(deviation, other_deviation))
+    return abs(mean - other_mean) < math.hypot(deviation, other_deviation)
 
 
 def margin(measure: Measure, one: float | None, other: float | None) -> float:

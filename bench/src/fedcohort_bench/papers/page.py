@@ -24,7 +24,7 @@ from fedcohort_bench.papers.verdicts import (
 )
 
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
-_MOST_CURVES = 8
+_MAX_CURVES = 8
 
 
 def number(value: float, measure: Measure) -> str:
@@ -291,7 +291,7 @@ def _curves(
     exhibit: Exhibit, labels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 ) -> dict[str, Any] | None:
     """Return the first eight mean curves as the page draws them; None before the first evaluation."""
-    shown = [(label, entry["curve"]) for label, entry in labels.items() if entry["curve"]["round"]][:_MOST_CURVES]
+    shown = [(label, entry["curve"]) for label, entry in labels.items() if entry["curve"]["round"]][:_MAX_CURVES]
     if not shown:
         return None
     last = max(curve["round"][-1] for _, curve in shown)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
-from fedcohort.core.validate import instance, listing, number, numbers, texts, whole_number
+from fedcohort.core.validate import instance, integer, listing, number, numbers, texts
 from fedcohort.privacy.noise import GeometricNoise, fit_rows
 from fedcohort.selectors.numerics.label_shares import by_relative_softmax
 from fedcohort_bench.privacy.attacks import (
@@ -118,7 +118,7 @@ def audit(
     budgets = [number(epsilon, "'epsilons'") for epsilon in listing(epsilons, "'epsilons'", "numbers")]
     if names is not None:
         names = texts(names, "'names'")
-    whole_number(coalition, "'coalition'")
+    integer(coalition, "'coalition'")
     number(step, "'step'")
     instance(rng, np.random.Generator, "'rng'")
     if values.ndim != 2 or (values != np.rint(values)).any() or (values < 0).any():

@@ -28,7 +28,7 @@ from fedcohort.core.signals import OnServer, Signal
 from fedcohort.core.text import shorten
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.checkpoint import CheckpointFiles
-from fedcohort.hosts.flare.host import Aborted, FlareHost, Letter
+from fedcohort.hosts.flare.host import Aborted, FlareHost, TaskMessage
 from fedcohort.hosts.flare.replies import arrays_of
 from fedcohort.hosts.flare.sites import Sites
 from fedcohort.hosts.flare.wire import TICKET
@@ -86,7 +86,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
     classes : int, optional
         Number of classes. Default: as many as at least two sites, and more than a fifth of all, name.
     filter : str, optional
-        Name of the filter that decides which models enter the average. Default: all sound ones.
+        Name of the filter that decides which models enter the average. Default: all valid ones.
     rules : dict, optional
         Rules for every cohort, as in ``[rules]`` of an experiment.
     shadows : dict of str to str, optional
@@ -191,7 +191,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         folder = None if path is None else path.with_name(f"{path.name}.checkpoints")
         self._checkpoints = None if folder is None else CheckpointFiles(folder, keep_checkpoints)
         self._host: FlareHost | None = None
-        self._outgoing: Letter | None = None
+        self._outgoing: TaskMessage | None = None
 
     def _make_filter(self) -> Filter:
         name = self.filter
@@ -300,10 +300,10 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         disconnected = self.communicator.get_client_disconnect_time
         return [client.name for client in self.engine.get_clients() if not disconnected(client.name)]
 
-    def dispatch(self, task_name: str, data: FLModel, targets: Sequence[str], letter: Letter) -> None:
-        """Send a task; FLARE's threads pass the results to ``letter``."""
-        self._outgoing = letter
-        self.send_model(task_name=task_name, data=data, targets=list(targets), callback=letter)
+    def dispatch(self, task_name: str, data: FLModel, targets: Sequence[str], task_message: TaskMessage) -> None:
+        """Send a task; FLARE's threads pass the results to ``task_message``."""
+        self._outgoing = task_message
+        self.send_model(task_name=task_name, data=data, targets=list(targets), callback=task_message)
 
     def save_checkpoint(self, rounds: int, model: Mapping[str, AnyArray]) -> str | None:
         """Save the model after ``rounds`` rounds; return the name of its checkpoint, or None without a journal."""
@@ -332,9 +332,9 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         updated = arrays_of(FLModelUtils.update_model(model, result).params)
         return {k: a.astype(before[k].dtype) if k in before else a for k, a in updated.items()}, result
 
-    def round_begins(self, number: int, again: bool) -> None:
+    def round_begins(self, number: int, resumed: bool) -> None:
         """Log that a round begins, and tell FLARE."""
-        self.info(f"round {number}, {number + 1} of {self.num_rounds}{' again: it was interrupted' if again else ''}")
+        self.info(f"round {number}, {number + 1} of {self.num_rounds}{' again: it was interrupted' if resumed else ''}")
         self._set_ctx_prop_preserving_attrs(self.fl_ctx, AppConstants.CURRENT_ROUND, number)
         self.event(AppEventType.ROUND_STARTED)
 
@@ -365,19 +365,19 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Pass on what a site sent: a model, a return code, or something that is neither."""
-        letter: Letter = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
+        task_message: TaskMessage = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
         site, result = client_task.client.name, client_task.result
         code = result.get_return_code() or ReturnCode.OK
         if code != ReturnCode.OK:
-            letter.arrive(site, None, f"return code {shorten(str(code), 80)}")
-        elif letter.kind == self.task_name:
-            super()._process_result(client_task, fl_ctx)  # FLARE's events, then the letter
+            task_message.arrive(site, None, f"return code {shorten(str(code), 80)}")
+        elif task_message.kind == self.task_name:
+            super()._process_result(client_task, fl_ctx)  # FLARE's events, then the task_message
         else:
             with contextlib.suppress(Exception):  # a site may send anything; failures are reported below
                 model = FLModelUtils.from_shareable(result)
-                letter.arrive(site, model, "")
+                task_message.arrive(site, model, "")
         # Only a site's first answer counts, so this has no effect if something was passed on above.
-        letter.arrive(site, None, "the result is not a model")
+        task_message.arrive(site, None, "the result is not a model")
         client_task.result = None
 
     def process_result_of_unknown_task(
@@ -385,9 +385,13 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
     ) -> None:
         """Accept a late result, whose task FLARE has already forgotten."""
         host, ticket = self._host, result.get_cookie(TICKET)
-        for letter in () if host is None else host.letters:
-            if letter.ticket is not None and letter.ticket == ticket and client.name in letter.fetched:
-                letter.arrive(client.name, FLModel(params={}), "")
+        for task_message in () if host is None else host.task_messages:
+            if (
+                task_message.ticket is not None
+                and task_message.ticket == ticket
+                and client.name in task_message.fetched
+            ):
+                task_message.arrive(client.name, FLModel(params={}), "")
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Mark a site that asks for work as free."""

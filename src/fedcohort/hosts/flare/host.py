@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _SLICE = 0.25  # seconds between two checks whether the job was aborted
 _SETTLE = 10.0  # seconds to wait for sites that have not described themselves, once enough others have
-_AFTERLIFE = 60.0  # seconds, at least, that a task outlives its round, for late results
+LATE_GRACE_SECONDS = 60.0  # seconds, at least, that a task outlives its round, for late results
 _SLOWEST = 10.0  # with an automatic deadline, a task outlives its round by this multiple of the round's duration
 _LOG_EVERY = 10.0  # seconds between two log messages about what the run waits for
 
@@ -54,9 +54,9 @@ class Aborted(Exception):
 
 
 class Arrival(NamedTuple):
-    """A site's answer to a letter."""
+    """A site's answer to a task_message."""
 
-    letter: Letter
+    task_message: TaskMessage
     site: str
     result: FLModel | None
     problem: str
@@ -64,7 +64,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(eq=False)
-class Letter:
+class TaskMessage:
     """A task sent to several sites. FLARE's threads put results into the inbox, from which the run takes them."""
 
     inbox: queue.Queue[Arrival]
@@ -112,8 +112,8 @@ class FlareHost(Host):
         self.session: Session | None = None
         self.model: dict[str, AnyArray] = {}
         self.inbox: queue.Queue[Arrival] = queue.Queue()
-        self.letters: list[Letter] = []  # letters that are open, or that a site still works on
-        self._open: tuple[Letter, ResultChecker] | None = None
+        self.task_messages: list[TaskMessage] = []  # task_messages that are open, or that a site still works on
+        self._open: tuple[TaskMessage, ResultChecker] | None = None
         self._next: tuple[dict[str, AnyArray], FLModel] | None = None  # the newest average, and FLARE's result
         self._saved: str | None = None
         self._waited = 0.0
@@ -131,25 +131,25 @@ class FlareHost(Host):
 
     def _post(
         self, kind: str, names: Sequence[str], params: Mapping[str, AnyArray], record: Mapping[str, Any], **about: Any
-    ) -> Letter:
+    ) -> TaskMessage:
         """Send a task to sites; ``about`` are the ticket and the round."""
-        letter = Letter(self.inbox, kind, list(names), about.pop("ticket", None))
+        task_message = TaskMessage(self.inbox, kind, list(names), about.pop("ticket", None))
         data = FLModel(params_type=ParamsType.FULL, params=dict(params), meta={RECORD: dict(record)}, **about)
-        self.letters = [old for old in self.letters if not old.closed or old.at_work] + [letter]
-        self.controller.dispatch(kind, data, names, letter)
-        return letter
+        self.task_messages = [old for old in self.task_messages if not old.closed or old.at_work] + [task_message]
+        self.controller.dispatch(kind, data, names, task_message)
+        return task_message
 
-    def _close(self, letter: Letter) -> None:
+    def _close(self, task_message: TaskMessage) -> None:
         """Give a task to no more sites, and limit how long FLARE waits for those at work on it."""
-        task = letter.task
-        letter.closed = True
-        if letter.at_work:
-            lasted = time.monotonic() - letter.begun
+        task = task_message.task
+        task_message.closed = True
+        if task_message.at_work:
+            lasted = time.monotonic() - task_message.begun
             # An automatic deadline is short, and late results show how slow sites are.
             extra = _SLOWEST * lasted if self.policy.deadline == "auto" else self.policy.fixed_deadline or 0.0
-            task.targets[:] = [name for name in task.targets if name in letter.fetched]
+            task.targets[:] = [name for name in task.targets if name in task_message.fetched]
             # FLARE forgets a task at its timeout, which counts from when the task was sent.
-            task.timeout = int(lasted + max(extra, _AFTERLIFE)) + 1
+            task.timeout = int(lasted + max(extra, LATE_GRACE_SECONDS)) + 1
         else:
             self.controller.communicator.cancel_task(task)
 
@@ -171,21 +171,25 @@ class FlareHost(Host):
         while not self.inbox.empty():
             arrivals.append(self.inbox.get())
         for arrival in arrivals:
-            if arrival.letter.kind == DESCRIBE:
+            if arrival.task_message.kind == DESCRIBE:
                 self._describe(arrival)
-        return [arrival for arrival in arrivals if arrival.letter.kind != DESCRIBE]
+        return [arrival for arrival in arrivals if arrival.task_message.kind != DESCRIBE]
 
     def _write_off(self) -> None:
         """Stop waiting for sites that are no longer connected."""
-        waiting = [letter for letter in self.letters if not letter.closed and letter.kind != DESCRIBE]
+        waiting = [
+            task_message
+            for task_message in self.task_messages
+            if not task_message.closed and task_message.kind != DESCRIBE
+        ]
         connected = set(self.controller.connected()) if waiting else set()
-        for letter in waiting:
-            for name in letter.targets:
+        for task_message in waiting:
+            for name in task_message.targets:
                 if name not in connected:
-                    letter.arrive(name, None, "the site is no longer connected")
+                    task_message.arrive(name, None, "the site is no longer connected")
 
     def _describe(self, arrival: Arrival) -> None:
-        arrival.letter.closed = arrival.letter.answered.issuperset(arrival.letter.targets)
+        arrival.task_message.closed = arrival.task_message.answered.issuperset(arrival.task_message.targets)
         problem = self.sites.describe(arrival.site, record_of(arrival.result), arrival.problem)
         if problem:
             self.controller.warning(f"{arrival.site} is left out: {problem}")
@@ -193,11 +197,15 @@ class FlareHost(Host):
     def look(self) -> None:
         """Check who is connected, and ask sites that have not described themselves to do so."""
         self.sites.connected = tuple(self.controller.connected())
-        questions = [letter for letter in self.letters if letter.kind == DESCRIBE and not letter.closed]
-        for letter in questions:
-            if self.now() - letter.begun > ASK_AGAIN_AFTER:
-                self._close(letter)
-        pending = {name for letter in questions if not letter.closed for name in letter.targets}
+        questions = [
+            task_message
+            for task_message in self.task_messages
+            if task_message.kind == DESCRIBE and not task_message.closed
+        ]
+        for task_message in questions:
+            if self.now() - task_message.begun > ASK_AGAIN_AFTER:
+                self._close(task_message)
+        pending = {name for task_message in questions if not task_message.closed for name in task_message.targets}
         new = [name for name in self.sites.unknown() if name not in pending]
         if new:
             self._post(DESCRIBE, new, {}, {})
@@ -225,12 +233,12 @@ class FlareHost(Host):
     def online(self) -> Online:
         """Check who is connected, and let new sites join."""
         self.look()
-        joined = self.sites.welcome(self._running)
+        joined = self.sites.admit_new_clients(self._running)
         if joined:
             self.controller.info(f"joined: {', '.join(joined)}")
         table = self._running.table
         names = [name for name in self.sites.fit() if name in table]
-        busy = {name for letter in self.letters for name in letter.at_work}
+        busy = {name for task_message in self.task_messages for name in task_message.at_work}
         return Online(names, [name for name in names if name in busy])
 
     def absent(self) -> Sequence[str]:
@@ -239,9 +247,9 @@ class FlareHost(Host):
 
     def set_free(self, site: str) -> None:
         """Mark a site as free, because it asks for a new task."""
-        for letter in self.letters:
-            if letter.closed:
-                letter.fetched.discard(site)
+        for task_message in self.task_messages:
+            if task_message.closed:
+                task_message.fetched.discard(site)
 
     def send(self, cohort: Cohort) -> Mapping[str, str]:
         """Send the global model to a cohort."""
@@ -254,16 +262,16 @@ class FlareHost(Host):
             record[WORK] = dict(zip(cohort.names, cohort.work.tolist(), strict=True))
         connected = set(self.sites.connected)
         names = [name for name in cohort.names if name in connected]
-        letter = self._train(names, self.model, record, cohort)
+        task_message = self._train(names, self.model, record, cohort)
         checker = ResultChecker(self.model, required)
         if self.policy.late == "count":
-            letter.late_check = (checker, self.model)
-        self._open = (letter, checker)
+            task_message.late_check = (checker, self.model)
+        self._open = (task_message, checker)
         return {name: "not connected" for name in cohort.names if name not in connected}
 
     def _train(
         self, names: Sequence[str], params: Mapping[str, AnyArray], record: Mapping[str, Any], cohort: Cohort | None
-    ) -> Letter:
+    ) -> TaskMessage:
         return self._post(
             self.controller.task_name,
             names,
@@ -278,11 +286,11 @@ class FlareHost(Host):
         """Return checked results of the cohort that trains, and late ones of earlier rounds."""
         replies = []
         for arrival in self._arrivals(until):
-            letter, checker = self._open or (None, None)
-            ticket = arrival.letter.ticket
+            task_message, checker = self._open or (None, None)
+            ticket = arrival.task_message.ticket
             if ticket is None:
                 continue  # a late answer to a question, or a late trial
-            if arrival.letter is letter and checker is not None:
+            if arrival.task_message is task_message and checker is not None:
                 replies.append(self._reply(ticket, self._check(checker, arrival), arrival.seconds))
             else:
                 replies.append(self._late(ticket, arrival))
@@ -290,10 +298,10 @@ class FlareHost(Host):
 
     def _late(self, ticket: int, arrival: Arrival) -> Reply:
         """Return a result that arrived after its round was closed; it is checked only if it will count."""
-        if arrival.letter.late_check is None or arrival.result is None:
+        if arrival.task_message.late_check is None or arrival.result is None:
             status = Status.FAILED if arrival.result is None else Status.OK
             return Reply(ticket, arrival.site, status, arrival.problem, arrival.seconds)
-        checker, sent = arrival.letter.late_check
+        checker, sent = arrival.task_message.late_check
         checked = self._check(checker, arrival)
         return self._reply(ticket, checked, arrival.seconds)._replace(content=(checked, sent))
 
@@ -310,11 +318,11 @@ class FlareHost(Host):
     # -- the average --------------------------------------------------------------------------------------------------
 
     def combine(self, round_: Round) -> Aggregation:
-        """Filter the sound models and average them with FLARE's aggregation."""
+        """Filter the valid models and average them with FLARE's aggregation."""
         assert self._open is not None
-        letter, _ = self._open
+        task_message, _ = self._open
         self._open = None
-        self._close(letter)
+        self._close(task_message)
         checked: list[CheckedResult] = [reply.content for reply in round_.in_order()]
         # The update of a late model is applied to the current one.
         late = [move_update(self.model, *late_reply.reply.content) for late_reply in round_.late]
@@ -340,7 +348,7 @@ class FlareHost(Host):
     def _weigh(
         self, round_: Round, checked: Sequence[CheckedResult], late: Sequence[CheckedResult]
     ) -> tuple[dict[str, float], dict[str, list[str]]]:
-        """Return the weights of sound models by site, and the corrections by site."""
+        """Return the weights of valid models by site, and the corrections by site."""
         weights, lowered = self._bound_weights([reply for reply in [*checked, *late] if reply.status is Status.OK])
         corrections = {name: [text] for name, text in lowered.items()}
         for reply in checked:
@@ -362,7 +370,7 @@ class FlareHost(Host):
         return error or round_.shortfall(len(chosen) - len(refused)), refused
 
     def _bound_weights(self, replies: Sequence[CheckedResult]) -> tuple[dict[str, float], dict[str, str]]:
-        """Return the weights of sound replies by site, and the reason for each that was lowered."""
+        """Return the weights of valid replies by site, and the reason for each that was lowered."""
         sizes = {name: description.size for name, description in self.sites.described.items()}
         return bounded_weights({reply.name: reply.weight for reply in replies}, sizes, self.controller.max_share)
 
@@ -396,7 +404,7 @@ class FlareHost(Host):
         return ""
 
     def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
-        """Return the report's numbers: required signals, and everything that all sound replies contain."""
+        """Return the report's numbers: required signals, and everything that all valid replies contain."""
         signals = metrics_of(self._running.requires) | measures.common_signals()
         return {signal: measures.column(signal) for signal in sorted(signals)}
 
@@ -420,13 +428,15 @@ class FlareHost(Host):
             case Trial():
                 return try_out(session, query, available, model=self.model, losses=losses, train=self._train_trial)
 
-    def _exchange(self, letter: Letter, names: Collection[str], deadline: float | None) -> dict[str, Arrival]:
-        """Return the answers to a letter that arrive before the deadline, by site."""
+    def _exchange(
+        self, task_message: TaskMessage, names: Collection[str], deadline: float | None
+    ) -> dict[str, Arrival]:
+        """Return the answers to a task_message that arrive before the deadline, by site."""
         until = self.now() + deadline if deadline is not None else float("inf")
         answers: dict[str, Arrival] = {}
         while len(answers) < len(names) and self.now() < until:
-            answers.update({a.site: a for a in self._arrivals(until) if a.letter is letter})
-        self._close(letter)
+            answers.update({a.site: a for a in self._arrivals(until) if a.task_message is task_message})
+        self._close(task_message)
         return answers
 
     def _losses(
@@ -436,8 +446,10 @@ class FlareHost(Host):
         connected = [name for name in names if name in set(self.sites.connected)]
         answers: Mapping[str, Arrival] = {}
         if connected:
-            letter = self._post(LOSSES, connected, params, question(signals), current_round=self._running.round)
-            answers = self._exchange(letter, connected, self.controller.query_deadline or self.policy.fixed_deadline)
+            task_message = self._post(LOSSES, connected, params, question(signals), current_round=self._running.round)
+            answers = self._exchange(
+                task_message, connected, self.controller.query_deadline or self.policy.fixed_deadline
+            )
         reports = {
             name: arrival.problem if arrival.result is None else record_of(arrival.result)
             for name, arrival in answers.items()
@@ -451,8 +463,8 @@ class FlareHost(Host):
         names = [name for name in cohort if name in set(self.sites.connected)]
         if not names:
             return None
-        letter = self._train(names, self.model, {**question(()), SEED: seed}, None)
-        arrivals = self._exchange(letter, names, self.policy.fixed_deadline)
+        task_message = self._train(names, self.model, {**question(()), SEED: seed}, None)
+        arrivals = self._exchange(task_message, names, self.policy.fixed_deadline)
         checker = ResultChecker(self.model, ())
         checked = [self._check(checker, arrivals[name]) for name in names if name in arrivals]
         models = [reply for reply in checked if reply.status is Status.OK]
@@ -463,9 +475,9 @@ class FlareHost(Host):
 
     # -- the log ------------------------------------------------------------------------------------------------------
 
-    def on_round(self, number: int, again: bool) -> None:
+    def on_round(self, number: int, resumed: bool) -> None:
         """Log the beginning of a round."""
-        self.controller.round_begins(number, again)
+        self.controller.round_begins(number, resumed)
 
     def on_waiting(self, shortage: Shortage, seconds: float) -> None:
         """Log every few seconds what the run waits for."""

@@ -23,9 +23,9 @@ from fedcohort.hosts.measures import Measures, Model, is_statistic, lacking, par
 from fedcohort.hosts.wire import RECORD, Value, plain, read_gradient, read_report
 
 WEIGHT = FLMetaKey.NUM_STEPS_CURRENT_ROUND
-_LARGEST = 1e150  # the squares of larger doubles overflow, and so do distances between models
-_LARGEST_WEIGHT = float(1 << 53)  # larger numbers cannot be counts of steps, and their sums are not exact
-_LARGEST_METRIC = 1e30  # sums of larger numbers may overflow
+_MAX_VALUE = 1e150  # the squares of larger doubles overflow, and so do distances between models
+_MAX_WEIGHT = float(1 << 53)  # larger numbers cannot be counts of steps, and their sums are not exact
+_MAX_METRIC = 1e30  # sums of larger numbers may overflow
 _NAMED = 3  # how many metrics of one site to name
 
 
@@ -136,7 +136,7 @@ def _whole_array(received: Any, before: AnyArray, is_diff: bool) -> AnyArray | s
         return f"has the type {array.dtype} instead of {before.dtype}"
     if array.shape != before.shape:
         return f"has the shape {array.shape} instead of {before.shape}"
-    if not np.isfinite(array).all() or (array.dtype == np.float64 and (np.abs(array) > _LARGEST).any()):
+    if not np.isfinite(array).all() or (array.dtype == np.float64 and (np.abs(array) > _MAX_VALUE).any()):
         return "has NaN, infinite or huge entries"
     with np.errstate(over="ignore", invalid="ignore"):
         cast: AnyArray = (before + array if is_diff else array).astype(before.dtype)
@@ -144,7 +144,7 @@ def _whole_array(received: Any, before: AnyArray, is_diff: bool) -> AnyArray | s
 
 
 def _is_weight(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LARGEST_WEIGHT
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _MAX_WEIGHT
 
 
 def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
@@ -153,7 +153,7 @@ def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
 
 
 def move_update(model: Model, reply: CheckedResult, sent: Model) -> CheckedResult:
-    """Return a sound reply with its update of the parameters of ``sent`` applied to ``model``.
+    """Return a valid reply with its update of the parameters of ``sent`` applied to ``model``.
 
     Its running statistics stay as they are: a sum of changes could make a variance negative.
     """
@@ -165,7 +165,7 @@ def move_update(model: Model, reply: CheckedResult, sent: Model) -> CheckedResul
 
 
 def to_aggregate(replies: Sequence[CheckedResult], sent: Model, weights: Mapping[str, float]) -> list[FLModel]:
-    """Return sound replies in the form for FLARE's aggregation: all of one kind, each with its weight."""
+    """Return valid replies in the form for FLARE's aggregation: all of one kind, each with its weight."""
     diff = all(reply.result is not None and reply.result.params_type == ParamsType.DIFF for reply in replies)
     models = [_weighted_model(reply, sent if diff else None, weights[reply.name]) for reply in replies]
     if any(model.metrics for model in models):
@@ -175,7 +175,7 @@ def to_aggregate(replies: Sequence[CheckedResult], sent: Model, weights: Mapping
 
 
 def _weighted_model(reply: CheckedResult, sent: Model | None, weight: float) -> FLModel:
-    """Return a sound reply with its weight: the whole model, or its difference from the one ``sent``."""
+    """Return a valid reply with its weight: the whole model, or its difference from the one ``sent``."""
     before = reply.result
     assert before is not None
     whole = dict(reply.params)
@@ -210,7 +210,7 @@ def odd_metrics(metrics: object) -> list[str]:
 
 
 def _is_metric(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and bool(-_LARGEST_METRIC < value < _LARGEST_METRIC)
+    return isinstance(value, (int, float, np.integer, np.floating)) and bool(-_MAX_METRIC < value < _MAX_METRIC)
 
 
 def weighted_average(replies: Sequence[CheckedResult], weights: Mapping[str, float]) -> dict[str, AnyArray]:

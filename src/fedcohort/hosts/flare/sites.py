@@ -48,7 +48,7 @@ class Sites:
             lacking = sorted(self.required - description.known_signals())
             if lacking:
                 raise ValueError(f"it cannot supply {', '.join(repr(s.name) for s in lacking)}")
-            if flaw := description.label_flaw():
+            if flaw := description.label_rejection_reason():
                 raise ValueError(flaw)
         except ValueError as error:
             return self._refuse(name, str(error))
@@ -64,7 +64,7 @@ class Sites:
     def fit(self) -> list[str]:
         """Return the connected sites that can take part, in natural order of their names."""
         most = self._most_classes()
-        names = (name for name in self.connected if name in self.described and not self._flaw(name, most))
+        names = (name for name in self.connected if name in self.described and not self._rejection_reason(name, most))
         return sorted(names, key=natural)
 
     def _most_classes(self) -> int | None:
@@ -73,16 +73,16 @@ class Sites:
         described = (self.described[name].label_counts for name in self.connected if name in self.described)
         return most_classes(len(counts) for counts in described if counts is not None)
 
-    def _flaw(self, name: str, most: int | None) -> str:
+    def _rejection_reason(self, name: str, most: int | None) -> str:
         """Return why a site's label counts cannot be right if there are ``most`` classes, or an empty string."""
-        return self.described[name].label_flaw(most) if self.required & _LABELS else ""
+        return self.described[name].label_rejection_reason(most) if self.required & _LABELS else ""
 
     def absent(self) -> list[str]:
         """Describe the sites that are connected but cannot take part, with the reasons."""
         reasons: dict[str, list[str]] = {}
         most = self._most_classes()
         for name in self.connected:
-            why = self.unfit.get(name) or (self._flaw(name, most) if name in self.described else "")
+            why = self.unfit.get(name) or (self._rejection_reason(name, most) if name in self.described else "")
             if why:
                 reasons.setdefault(why, []).append(name)
         silent = [name for name in self.unknown() if name not in self.unfit]
@@ -110,7 +110,7 @@ class Sites:
         sizes = [description.size or 0 for description in facts] if Signal.SIZES in self.required else None
         return ClientTable(names=names, sizes=sizes, labels=labels)
 
-    def welcome(self, session: Session) -> list[str]:
+    def admit_new_clients(self, session: Session) -> list[str]:
         """Let sites that are new to the session join; return their names."""
         newcomers = [name for name in self.fit() if name not in session.table]
         joined = []

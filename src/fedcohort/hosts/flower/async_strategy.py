@@ -49,7 +49,7 @@ class AsyncCohortStrategy(CohortStrategy):
     busy : int
         How many clients work at the same time.
     buffer : int
-        How many sound answers make a new global model: 1 is FedAsync, more is FedBuff.
+        How many valid answers make a new global model: 1 is FedAsync, more is FedBuff.
     period : float, optional
         Seconds between two models, instead of a number of answers.
     max_answers : int

@@ -99,7 +99,7 @@ def _check_model(arrays: ArrayRecord, like: ArrayRecord) -> None:
 def aggregate(
     strategy: Strategy, server_round: int, replies: Sequence[CheckedMessage], errors: Sequence[Message] = ()
 ) -> Average:
-    """Aggregate sound replies with the strategy; its errors are returned, not raised.
+    """Aggregate valid replies with the strategy; its errors are returned, not raised.
 
     Parameters
     ----------
@@ -155,8 +155,8 @@ def _find_culprits(attempt: _Attempt, replies: Sequence[CheckedMessage]) -> dict
     """Return the clients whose replies make aggregation fail, each with the error."""
     # One by one first, because most bad replies fail even without the others.
     errors = {reply.name: attempt.fails([reply]) for reply in replies}
-    sound = [reply for reply in replies if not errors[reply.name]]
-    best = {reply.name for reply in _best_group(attempt, sound)}
+    valid = [reply for reply in replies if not errors[reply.name]]
+    best = {reply.name for reply in _best_group(attempt, valid)}
     if best:
         return {
             name: f"the strategy cannot aggregate it: {error}" if error else _NOT_TOGETHER
@@ -170,13 +170,13 @@ def _find_culprits(attempt: _Attempt, replies: Sequence[CheckedMessage]) -> dict
     return {}
 
 
-def _best_group(attempt: _Attempt, sound: Sequence[CheckedMessage]) -> list[CheckedMessage]:
+def _best_group(attempt: _Attempt, valid: Sequence[CheckedMessage]) -> list[CheckedMessage]:
     """Return the largest set of replies that aggregate together, among those found from a few starts."""
     best: list[CheckedMessage] = []
-    for start in sound[:_STARTS]:  # several, because a bad reply may pass by itself and make all others fail
-        others = [reply for reply in sound if reply is not start]
+    for start in valid[:_STARTS]:  # several, because a bad reply may pass by itself and make all others fail
+        others = [reply for reply in valid if reply is not start]
         best = max(best, _largest_group(attempt, [start], others), key=len)
-        if len(best) == len(sound):
+        if len(best) == len(valid):
             break
     return best
 

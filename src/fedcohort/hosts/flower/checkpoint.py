@@ -22,7 +22,7 @@ _MODEL, _STRATEGY = "model/", "strategy/"  # prefixes of tensors in the common f
 
 
 class WaitingAnswer(NamedTuple):
-    """A sound answer that waits for the next global model.
+    """A valid answer that waits for the next global model.
 
     Attributes
     ----------

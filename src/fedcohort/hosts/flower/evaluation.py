@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcohort.core import rng as streams
 from fedcohort.hosts.flower.averaging import error_text
-from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange, with_ttl
+from fedcohort.hosts.flower.exchange import Outbox, OutstandingReplies, exchange, with_ttl
 from fedcohort.hosts.flower.replies import evaluations
 from fedcohort.hosts.flower.roster import Card
 from fedcohort.hosts.flower.wrapped_strategy import GridView, keys, levels, sample_size, taking_all
@@ -45,7 +45,7 @@ class Evaluation:
         For the choice of clients.
     deadline : float
         Seconds that clients have.
-    debts : Debts
+    outstanding : OutstandingReplies
         Collects the clients that have not answered by then.
     max_share : float, optional
         Largest share of the weights that one client may have.
@@ -61,7 +61,7 @@ class Evaluation:
         *,
         seed: int,
         deadline: float,
-        debts: Debts,
+        outstanding: OutstandingReplies,
         max_share: float | None = None,
     ) -> None:
         self._grid = grid
@@ -71,7 +71,7 @@ class Evaluation:
         self._result = result
         self._seed = seed
         self._deadline = deadline
-        self._debts = debts
+        self._outstanding = outstanding
         self._max_share = max_share
         self._levels = levels(strategy)
         self._weight_key, _ = keys(strategy)
@@ -94,16 +94,16 @@ class Evaluation:
         if not chosen:
             return {}, {}
         messages = self._messages(server_round, arrays, chosen)
-        replies = exchange(outbox, messages, self._deadline, self._debts)
-        sound = {}
+        replies = exchange(outbox, messages, self._deadline, self._outstanding)
+        valid = {}
         for name in messages:
             reply = replies.get(name)
             if reply is None or reply.error is not None:
                 log.info("\t> %s did not evaluate: %s", name, "no answer" if reply is None else reply.error)
             else:
-                sound[name] = reply.message
-        sizes = {name: chosen[name].description.size for name in sound}
-        usable, corrections = evaluations(sound, self._weight_key, sizes, self._max_share)
+                valid[name] = reply.message
+        sizes = {name: chosen[name].description.size for name in valid}
+        usable, corrections = evaluations(valid, self._weight_key, sizes, self._max_share)
         metrics: MetricRecord | None = None
         try:
             if usable:
@@ -120,7 +120,7 @@ class Evaluation:
         """Return as many clients as the strategy wants, drawn among those that are free."""
         if sample_size(self._levels, "evaluate", 1) == 0:
             return {}
-        free = {name: card for name, card in online.items() if not self._debts.busy(name, card.node)}
+        free = {name: card for name, card in online.items() if not self._outstanding.busy(name, card.node)}
         count = sample_size(self._levels, "evaluate", len(free))
         if count is None or count >= len(free):
             return free

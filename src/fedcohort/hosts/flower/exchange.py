@@ -125,13 +125,13 @@ class Outbox:
             replies += self.receive(until)
         return replies
 
-    def owing(self) -> set[str]:
+    def unanswered(self) -> set[str]:
         """Return the names of the clients that have not answered."""
         return {name for name, _ in self.waiting.values()}
 
 
 @dataclass(frozen=True)
-class Debt:
+class OutstandingReply:
     """Messages that were not answered in time; their clients are busy until they answer or the messages expire.
 
     Attributes
@@ -148,7 +148,7 @@ class Debt:
 
 
 @dataclass
-class Debts:
+class OutstandingReplies:
     """All answers that clients still owe.
 
     Attributes
@@ -157,33 +157,37 @@ class Debts:
         The clients that train and are waited for, with their nodes; only used without rounds.
     """
 
-    open: list[Debt] = field(default_factory=list)
+    open: list[OutstandingReply] = field(default_factory=list)
     working: dict[str, int] = field(default_factory=dict)
 
     def add(self, outbox: Outbox, nodes: Mapping[str, int], ticket: int | None = None) -> None:
         """Add the clients of an outbox that have not answered, if any."""
         if outbox.waiting:
-            owing = outbox.owing()
-            self.open.append(Debt(outbox, {n: node for n, node in nodes.items() if n in owing}, ticket))
+            unanswered = outbox.unanswered()
+            self.open.append(
+                OutstandingReply(outbox, {n: node for n, node in nodes.items() if n in unanswered}, ticket)
+            )
 
     def busy(self, name: str, node: int) -> bool:
         """Whether a client still owes an answer."""
         return self.working.get(name) == node or any(
-            debt.nodes.get(name) == node and name in debt.outbox.owing() for debt in self.open
+            overdue.nodes.get(name) == node and name in overdue.outbox.unanswered() for overdue in self.open
         )
 
-    def collect(self) -> list[tuple[Debt, GridReply]]:
+    def collect(self) -> list[tuple[OutstandingReply, GridReply]]:
         """Return the answers that have arrived since the last call, and forget what is settled."""
-        replies = [(debt, reply) for debt in self.open for reply in debt.outbox.pull()]
-        self.open = [debt for debt in self.open if debt.outbox.waiting]
+        replies = [(overdue, reply) for overdue in self.open for reply in overdue.outbox.pull()]
+        self.open = [overdue for overdue in self.open if overdue.outbox.waiting]
         return replies
 
 
-def exchange(outbox: Outbox, messages: Mapping[str, Message], deadline: float, debts: Debts) -> dict[str, GridReply]:
-    """Send one message per name and return the replies within ``deadline`` seconds, by name; add the rest to debts."""
+def exchange(
+    outbox: Outbox, messages: Mapping[str, Message], deadline: float, outstanding: OutstandingReplies
+) -> dict[str, GridReply]:
+    """Send one message per name and return the replies within ``deadline`` seconds, by name; the rest stays open."""
     outbox.send(messages)
     replies = {reply.name: reply for reply in outbox.gather(deadline)}
-    debts.add(outbox, {name: message.metadata.dst_node_id for name, message in messages.items()})
+    outstanding.add(outbox, {name: message.metadata.dst_node_id for name, message in messages.items()})
     return replies
 
 

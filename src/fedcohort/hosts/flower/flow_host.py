@@ -87,12 +87,12 @@ class FlowerFlowHost(FlowerHost, FlowHost):
             ((name, message),) = self.training.sent.items()
             node = message.metadata.dst_node_id
             self._sent[next(reversed(outbox.waiting))] = (cohort.ticket, node)
-            self.debts.working[name] = node
+            self.outstanding.working[name] = node
         return unsent
 
     def receive(self, until: float) -> list[Reply]:
         """Return checked replies, including those of clients that missed their deadline."""
-        self.debts.collect()  # late answers to questions and evaluations, which are not needed
+        self.outstanding.collect()  # late answers to questions and evaluations, which are not needed
         outbox = self._common_outbox
         if not outbox.waiting:
             self._sleep_until(until)
@@ -101,8 +101,8 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         replies = []
         for reply, checked in zip(arrived, self.training.checker.check_all(arrived), strict=True):
             ticket, node = self._sent.pop(reply.message.metadata.reply_to_message_id)
-            if self.debts.working.get(reply.name) == node:
-                del self.debts.working[reply.name]
+            if self.outstanding.working.get(reply.name) == node:
+                del self.outstanding.working[reply.name]
             replies.append(Reply(ticket, reply.name, checked.status, checked.reason, reply.seconds, checked))
         return replies
 
@@ -130,12 +130,12 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         sizes = {names[ticket]: self._answers[ticket].size for ticket in names}
         waiting = [self._answers[ticket].reply._replace(name=name) for ticket, name in names.items()]
         checked, corrections = self.training.bound_weights(waiting, sizes)
-        sound = [
+        valid = [
             (answer, staleness, reply)
             for (answer, staleness), reply in zip(answers, checked, strict=True)
             if reply.status is _OK
         ]
-        average = self._weigh_and_average(sound, corrections)
+        average = self._weigh_and_average(valid, corrections)
         blamed = {reply.name: reply.reason for reply in checked if reply.status is not _OK} | average.blamed
         self._keep_average(average, self._running.round + 1)
         return Aggregation(
@@ -156,26 +156,26 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         return names
 
     def _weigh_and_average(
-        self, sound: Sequence[tuple[BufferedAnswer, int, CheckedMessage]], corrections: dict[str, list[str]]
+        self, valid: Sequence[tuple[BufferedAnswer, int, CheckedMessage]], corrections: dict[str, list[str]]
     ) -> Average:
-        if not sound:
+        if not valid:
             return Average(error="too few valid models")
         session = self._running
         members = Members(
-            clients=np.array([answer.client for answer, _, _ in sound], np.int64),
-            share=np.array([reply.weight for _, _, reply in sound]),
-            steps=np.ones(len(sound)),
+            clients=np.array([answer.client for answer, _, _ in valid], np.int64),
+            share=np.array([reply.weight for _, _, reply in valid]),
+            steps=np.ones(len(valid)),
             federation=session.table.n,
-            multiplicity=np.array([self._answers[answer.ticket].times for answer, _, _ in sound]),
+            multiplicity=np.array([self._answers[answer.ticket].times for answer, _, _ in valid]),
             round=session.round,
-            staleness=np.array([float(staleness) for _, staleness, _ in sound]),
+            staleness=np.array([float(staleness) for _, staleness, _ in valid]),
         )
         aggregator = self.settings.aggregator
         mix = fitting(aggregator.mix(members), Mix, members)
         # The strategy divides by this sum, so updates are multiplied by it.
         total = float(mix.weights.sum())
         chosen = []
-        for (answer, _, reply), weight in zip(sound, mix.weights.tolist(), strict=True):
+        for (answer, _, reply), weight in zip(valid, mix.weights.tolist(), strict=True):
             begun = self.arrays if aggregator.mixes_models else self._models[answer.version]
             moved = move_update(reply, begun, self.arrays, total)
             chosen.append(with_weight(moved, self.weight_key, weight))
@@ -199,7 +199,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
     # -- the log ------------------------------------------------------------------------------------------------------
 
     def on_failed(self, cohort: Cohort, reason: str) -> None:
-        """Log a client without a sound answer."""
+        """Log a client without a valid answer."""
         log_failures(cohort, dict.fromkeys(cohort.names, reason))
 
     def on_no_model(self, aggregation: Aggregation) -> None:

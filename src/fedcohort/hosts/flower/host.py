@@ -131,7 +131,7 @@ class FlowerHost(Host):
             sleep=self._sleep,
             waits=self._waits,
         )
-        self.debts = self.population.debts
+        self.outstanding = self.population.outstanding
         self.result = Result()
         self.training = Training(grid, self.inner, deadline, settings.max_share, settings.max_update_norm)
         self.evaluation = Evaluation(
@@ -142,7 +142,7 @@ class FlowerHost(Host):
             self.result,
             seed=settings.seed,
             deadline=deadline,
-            debts=self.debts,
+            outstanding=self.outstanding,
             max_share=settings.max_share,
         )
         self.session: Session | None = None
@@ -189,7 +189,7 @@ class FlowerHost(Host):
         """Check who is online, and let new clients join."""
         session, population = self._running, self.population
         population.refresh()
-        population.welcome(session)
+        population.admit_new_clients(session)
         self.pulse.update_online(population.online, session)
         clients = population.available(session)
         return Online(clients, population.busy(session, clients))
@@ -242,17 +242,17 @@ class FlowerHost(Host):
     def _late(self) -> list[Reply]:
         """Return late replies of earlier rounds that have arrived."""
         replies = []
-        for debt, reply in self.debts.collect():
-            if debt.ticket is None:
+        for overdue, reply in self.outstanding.collect():
+            if overdue.ticket is None:
                 continue
             status, reason, content = Status.OK if reply.error is None else Status.FAILED, "", None
-            if debt.ticket in self._late_checks:
-                checker, sent = self._late_checks[debt.ticket]
+            if overdue.ticket in self._late_checks:
+                checker, sent = self._late_checks[overdue.ticket]
                 (checked,) = checker.check_all([reply])
                 status, reason, content = checked.status, checked.reason, (checked, sent)
-            replies.append(Reply(debt.ticket, reply.name, status, reason, reply.seconds, content))
+            replies.append(Reply(overdue.ticket, reply.name, status, reason, reply.seconds, content))
         # Models are large, so they are kept only as long as a client may still send an update.
-        owed = {debt.ticket for debt in self.debts.open}
+        owed = {overdue.ticket for overdue in self.outstanding.open}
         self._late_checks = {ticket: model for ticket, model in self._late_checks.items() if ticket in owed}
         return replies
 
@@ -263,24 +263,26 @@ class FlowerHost(Host):
     # -- the average --------------------------------------------------------------------------------------------------
 
     def combine(self, round_: Round) -> Aggregation:
-        """Filter the sound models and let the strategy average them; refuse those that it cannot average."""
+        """Filter the valid models and let the strategy average them; refuse those that it cannot average."""
         assert self._open is not None
         cohort, outbox = self._open
         self._open = None
         online, sent = self.population.online, self.arrays
         # A client that has not answered stays busy, and its late answer must find its round.
-        self.debts.add(outbox, {name: online[name].node for name in outbox.owing() if name in online}, cohort.ticket)
+        self.outstanding.add(
+            outbox, {name: online[name].node for name in outbox.unanswered() if name in online}, cohort.ticket
+        )
         if self.policy.late == "count":
             self._late_checks[cohort.ticket] = (self.training.checker, sent)
         checked, late, corrections = self._bounded_replies(round_)
-        # A reply that was sound by itself may be refused because its vectors differ in size from those of the others.
+        # A reply that was valid by itself may be refused because its vectors differ in size from those of the others.
         refused = {
             now.name: now.reason
             for now, before in zip(checked, round_.in_order(), strict=True)
             if now.status is not before.status
         }
-        sound = sum(reply.status is _OK for reply in checked)
-        log.info("valid models: %d, clients without one: %d", sound, len(round_.reasons.keys() | refused.keys()))
+        valid = sum(reply.status is _OK for reply in checked)
+        log.info("valid models: %d, clients without one: %d", valid, len(round_.reasons.keys() | refused.keys()))
         measures = measures_of(sent, checked)
         kept = self._apply_filter(checked, measures)
         average = self._aggregate(round_, checked, kept, corrections, [reply for _, reply in late])
@@ -302,7 +304,7 @@ class FlowerHost(Host):
     def _bounded_replies(
         self, round_: Round
     ) -> tuple[list[CheckedMessage], list[tuple[Late, CheckedMessage]], dict[str, list[str]]]:
-        """Return replies within their bounds, sound late ones with their smaller weight, and the corrections."""
+        """Return replies within their bounds, valid late ones with their smaller weight, and the corrections."""
         answered: list[CheckedMessage] = [reply.content for reply in round_.in_order()]
         # The update of a late model is applied to the current one.
         stale = [move_update(reply, began, self.arrays, 1.0) for reply, began in (x.reply.content for x in round_.late)]
@@ -388,7 +390,7 @@ class FlowerHost(Host):
         return replace(average, arrays=with_integers(arrays, self.arrays))
 
     def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
-        """Return the report's numbers: required signals, duration, and everything that all sound replies contain."""
+        """Return the report's numbers: required signals, duration, and everything that all valid replies contain."""
         session = self._running
         signals = metrics_of(session.requires) | measures.common_signals()
         signals |= vectors_of(self.optional_signals, "update").keys()  # no client has to help with these
@@ -470,9 +472,9 @@ class FlowerHost(Host):
             confirmations=self.population.confirmations(list(cards)),
         )
         with_ttl(messages.values(), 2 * deadline)
-        replies = exchange(self._outbox(), messages, deadline, self.debts)
-        sound = self.training.checks(arrays, ()).check_all(replies[name] for name in cards if name in replies)
-        checked, _ = self.training.bound(sound, online, arrays)
+        replies = exchange(self._outbox(), messages, deadline, self.outstanding)
+        valid = self.training.checks(arrays, ()).check_all(replies[name] for name in cards if name in replies)
+        checked, _ = self.training.bound(valid, online, arrays)
         models = [reply for reply in checked if reply.status is _OK]
         if not models:
             log.warning("a trial of %s returned no model", ", ".join(cards))
@@ -481,9 +483,9 @@ class FlowerHost(Host):
 
     # -- the log ------------------------------------------------------------------------------------------------------
 
-    def on_round(self, number: int, again: bool) -> None:
+    def on_round(self, number: int, resumed: bool) -> None:
         """Log the beginning of a round."""
-        text = "[ROUND %d, %d of %d] again: it was interrupted" if again else "[ROUND %d, %d of %d]"
+        text = "[ROUND %d, %d of %d] again: it was interrupted" if resumed else "[ROUND %d, %d of %d]"
         log.info(text, number, number + 1, self.num_rounds)
 
     def on_waiting(self, shortage: Shortage, seconds: float) -> None:
@@ -502,7 +504,7 @@ class FlowerHost(Host):
     def on_rules(self, order: Order) -> None:
         """Log that an operator has changed the rules."""
         session = self._running
-        self.population.meet_again()  # the new rules may use the clients' attributes
+        self.population.refresh_descriptions()  # the new rules may use the clients' attributes
         say(
             "rules", "the operator's rules apply from round %d on: %s", session.round, session.rules,
             round=session.round, order=order.id, rules={} if session.rules is None else session.rules.to_dict(),
@@ -568,7 +570,7 @@ def _log_replies(round_: Round, aggregation: Aggregation) -> None:
 
 
 def log_failures(cohort: Cohort, reasons: Mapping[str, str]) -> None:
-    """Log which clients of a cohort returned no sound model, and why."""
+    """Log which clients of a cohort returned no valid model, and why."""
     for name, reason in reasons.items():
         say(
             "client-failed", "\t> %s: %s", name, reason,

@@ -16,7 +16,7 @@ from flwr.app import MetricRecord
 
 from fedcohort.core.text import short_repr
 
-_LARGEST = 1e30  # sums of larger numbers may overflow
+_MAX_VALUE = 1e30  # sums of larger numbers may overflow
 _NAMED = 3  # how many metrics of one client to name
 _Number = int | float
 _Value = _Number | list[int] | list[float]
@@ -101,7 +101,7 @@ def _form(value: object) -> int | None:
 
 
 def _is_usable(value: object) -> TypeGuard[_Number]:
-    return isinstance(value, (int, float)) and -_LARGEST <= value <= _LARGEST
+    return isinstance(value, (int, float)) and -_MAX_VALUE <= value <= _MAX_VALUE
 
 
 def _form_name(form: int | None) -> str:

@@ -17,7 +17,7 @@ from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, Si
 from fedcohort.core.protocol import Losses
 from fedcohort.core.signals import TABLE_SIGNALS, Signal
 from fedcohort.core.text import natural, shorten
-from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange
+from fedcohort.hosts.flower.exchange import Outbox, OutstandingReplies, exchange
 from fedcohort.hosts.flower.roster import Card, Roster
 from fedcohort.hosts.flower.wire import LOSSES
 from fedcohort.hosts.questions import read_losses
@@ -84,7 +84,7 @@ class Population:
         self._checked: dict[str, tuple[bytes, str | None]] = {}  # by client, sealed labels and what is wrong with them
         self._roster = Roster.of(grid, clock, sleep)
         self._roster.describe_every = describe_every
-        self.debts = Debts()
+        self.outstanding = OutstandingReplies()
         self._refused: set[str] = set()  # clients that could not join
         self._unfit: dict[str, str] = {}  # by client, why it is left out, as last logged
         self._impostors: set[int] = set()
@@ -108,7 +108,7 @@ class Population:
         fit: dict[str, Card] = {}
         unfit: dict[str, str] = {}
         for name, card in self._admitted_cards.items():
-            why = self._flaw(card, most)
+            why = self._rejection_reason(card, most)
             if why is not None:
                 unfit[name] = why
             elif self._registered_names and name in self._registered_names and not card.registered:
@@ -132,10 +132,14 @@ class Population:
             more = f" (the same holds for {join_names(rest)})" if rest else ""
             log.warning("client %r is left out: %s%s", first, why, more)
 
-    def _flaw(self, card: Card, classes: int | None) -> str | None:
+    def _rejection_reason(self, card: Card, classes: int | None) -> str | None:
         """Return why a client cannot take part, or None; sealed labels are checked without opening them."""
         lacking = card.lacks(self._required, self._labels is not None)
-        if self._labels is None and self._required & _LABELS and (wrong := card.description.label_flaw(classes)):
+        if (
+            self._labels is None
+            and self._required & _LABELS
+            and (wrong := card.description.label_rejection_reason(classes))
+        ):
             return wrong
         if self._labels is not None and card.description.sealed_labels is not None:
             # Cached, because checking a signature takes long.
@@ -353,7 +357,7 @@ class Population:
         """Return by client the confirmation with which it can check what was opened of its sealed labels."""
         return {} if self._labels is None else self._labels.confirmations(clients)
 
-    def welcome(self, session: Session) -> None:
+    def admit_new_clients(self, session: Session) -> None:
         """Let new clients join the session, and update the facts and attributes of the others."""
         online, at = self.online, self._version
         if self._welcomed == (at, session.changes):
@@ -373,8 +377,8 @@ class Population:
         self.remember(session)
         self._welcomed = (at, session.changes)
 
-    def meet_again(self) -> None:
-        """Let the next :meth:`welcome` update the facts and attributes of all clients."""
+    def refresh_descriptions(self) -> None:
+        """Let the next :meth:`admit_new_clients` update the facts and attributes of all clients."""
         self._welcomed = None
 
     def _let_join(self, session: Session, cards: list[Card]) -> list[str]:
@@ -444,7 +448,7 @@ class Population:
             for name, card in self.online.items()
             if name in table
             and self._facts.get(name) != card.description
-            and not (counted and card.description.label_flaw(classes))
+            and not (counted and card.description.label_rejection_reason(classes))
         }
 
     def remember(self, session: Session) -> None:
@@ -470,10 +474,10 @@ class Population:
 
     def busy(self, session: Session, clients: IntArray) -> IntArray:
         """Return those of ``clients`` that still work on something else."""
-        if not self.debts.open and not self.debts.working:
+        if not self.outstanding.open and not self.outstanding.working:
             return clients[:0]
         online, names = self.online, session.table.names_of(clients)
-        return clients[[self.debts.busy(name, online[name].node) for name in names]]
+        return clients[[self.outstanding.busy(name, online[name].node) for name in names]]
 
     # -- queries --------------------------------------------------------------------------------------------------
 
@@ -488,7 +492,7 @@ class Population:
             for name in names
             if name in online and Losses.needs in online[name].description.signals
         }
-        replies = exchange(Outbox(self.grid, self.clock, self.sleep), messages, deadline, self.debts)
+        replies = exchange(Outbox(self.grid, self.clock, self.sleep), messages, deadline, self.outstanding)
         reports = {
             name: reply.error or reply.message.content.config_records.get(RECORD) for name, reply in replies.items()
         }

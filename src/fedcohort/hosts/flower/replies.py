@@ -31,7 +31,7 @@ log = logging.getLogger("flwr.fedcohort")
 # In Python 3.11, reading a member of an enumeration takes longer than comparing it.
 _OK, _INVALID, _DURATION = Status.OK, Status.INVALID, Signal.DURATION
 _NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()  # for replies that are not OK; never changed
-_LARGEST_WEIGHT = 1 << 53  # larger numbers cannot be counts of samples, and their sums overflow
+_MAX_WEIGHT = 1 << 53  # larger numbers cannot be counts of samples, and their sums overflow
 
 
 class CheckedMessage(NamedTuple):
@@ -139,7 +139,7 @@ class Checker:
 
     def check_all(self, replies: Iterable[GridReply]) -> list[CheckedMessage]:
         """Check replies, each by itself."""
-        with np.errstate(over="ignore", invalid="ignore"):  # the squares of sound numbers may overflow
+        with np.errstate(over="ignore", invalid="ignore"):  # the squares of valid numbers may overflow
             return [self._check(reply) for reply in replies]
 
     def _check(self, reply: GridReply) -> CheckedMessage:
@@ -156,7 +156,7 @@ class Checker:
         values[_DURATION] = reply.seconds
         gradient = read_gradient(parts.ours) if self._gradient else None
         rewritten: dict[str, Array] = {}
-        reason = self._flaw(parts, rewritten) or self._missing_signals(values, gradient)
+        reason = self._rejection_reason(parts, rewritten) or self._missing_signals(values, gradient)
         if reason:
             return CheckedMessage(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
         model = parts.model
@@ -166,14 +166,14 @@ class Checker:
         kind = self._kind_of(parts, values, gradient)
         return CheckedMessage(reply.name, _OK, "", message, values, gradient, model, parts.numbers, kind, weight)
 
-    def _flaw(self, parts: _Parts, rewritten: dict[str, Array]) -> str:
-        """Return what is wrong with the model or its weight, or an empty string; ``rewritten`` as in `_unsound`."""
+    def _rejection_reason(self, parts: _Parts, rewritten: dict[str, Array]) -> str:
+        """Return what is wrong with the model or its weight, or an empty string; ``rewritten`` as in `_nonfinite`."""
         if parts.arrays != 1:
             return f"the reply must carry exactly one ArrayRecord, not {parts.arrays}"
         if parts.metrics != 1:
             return f"the reply must carry exactly one MetricRecord, not {parts.metrics}"
         weight = parts.numbers.get(self._weight_key)
-        reason = self._unsound(parts.model, rewritten)
+        reason = self._nonfinite(parts.model, rewritten)
         if not reason and not _is_weight(weight):
             return f"the metric {self._weight_key!r} must be a number of at least 0, not {str(weight)[:40]}"
         return reason
@@ -189,7 +189,7 @@ class Checker:
             usual = self._kind = (parts.arrays_key, parts.metrics_key, widths)
         return usual
 
-    def _unsound(self, model: ArrayRecord, rewritten: dict[str, Array]) -> str:
+    def _nonfinite(self, model: ArrayRecord, rewritten: dict[str, Array]) -> str:
         """Return what is wrong with a model's arrays, or an empty string.
 
         Arrays with another layout than the one sent are added to ``rewritten`` in the usual layout, because later
@@ -236,7 +236,7 @@ class Checker:
 
 
 def _is_weight(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0 <= value <= _LARGEST_WEIGHT
+    return isinstance(value, (int, float)) and 0 <= value <= _MAX_WEIGHT
 
 
 def _as_sent(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray | None:

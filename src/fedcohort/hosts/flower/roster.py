@@ -106,7 +106,7 @@ class Roster:
     @property
     def silent(self) -> list[str]:
         """The nodes that have not described themselves, by registered name or node id."""
-        nodes = sorted(int(node) for node in self._outbox.owing())
+        nodes = sorted(int(node) for node in self._outbox.unanswered())
         return [self._registered.get(node) or f"node {node}" for node in nodes]
 
     @property
@@ -148,7 +148,7 @@ class Roster:
                 self._forget(node)
 
     def _ask_newcomers(self, now: float) -> None:
-        pending = {int(node) for node in self._outbox.owing()}
+        pending = {int(node) for node in self._outbox.unanswered()}
         newcomers = [
             node
             for node in self._registered

@@ -29,11 +29,11 @@ from fedcohort.hosts.wire import CONFIRMATION, RECORD, SEED, WORK
 
 log = logging.getLogger("flwr.fedcohort")
 _OK = Status.OK
-_AFTERLIFE = 60.0  # seconds, at least, between a train message's deadline and its end, for late answers
+LATE_GRACE_SECONDS = 60.0  # seconds, at least, between a train message's deadline and its end, for late answers
 
 
 def as_errors(replies: Iterable[CheckedMessage], sent: Mapping[str, Message]) -> list[Message]:
-    """Return the replies without a sound model as errors, for strategies that count them.
+    """Return the replies without a valid model as errors, for strategies that count them.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ class Training:
             ask=ask,
             confirmations=confirmations,
         )
-        with_ttl(self.sent.values(), self.deadline + max(self.deadline, _AFTERLIFE))
+        with_ttl(self.sent.values(), self.deadline + max(self.deadline, LATE_GRACE_SECONDS))
         for name in outbox.send(self.sent):
             reasons[name] = "the SuperLink did not accept the message"
         return reasons

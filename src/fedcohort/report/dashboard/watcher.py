@@ -19,7 +19,7 @@ from fedcohort.report.dashboard.sessions import JournalItem
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _DEPTH = 3  # levels of folders that are searched for experiments
-MOST_FOLDERS = 5_000  # searched in each poll; a folder with more is not a folder of experiments
+MAX_FOLDERS = 5_000  # searched in each poll; a folder with more is not a folder of experiments
 UNREADABLE = "unreadable"
 _WAITING = f".sqlite{LIVE}"
 Item = ExperimentItem | JournalItem
@@ -146,7 +146,7 @@ class Watcher:
         """Find new items and read what changed."""
         journals = {}
         items, complete = _find_items(self.root)
-        self._note = "" if complete else f"Only the first {MOST_FOLDERS} folders below {self.root} are searched."
+        self._note = "" if complete else f"Only the first {MAX_FOLDERS} folders below {self.root} are searched."
         for path, kind in items:
             name = path.name if path == self.root else path.relative_to(self.root).as_posix()
             if name not in self.items:
@@ -187,7 +187,7 @@ def _find_items(root: Path) -> tuple[list[tuple[Path, str]], bool]:
     for depth in range(_DEPTH + 1):
         deeper: list[Path] = []
         for folder in level:
-            if searched == MOST_FOLDERS:
+            if searched == MAX_FOLDERS:
                 return items, False
             searched += 1
             items += _in_folder(folder, deeper if depth < _DEPTH else None, root)

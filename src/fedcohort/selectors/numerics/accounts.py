@@ -22,7 +22,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.optimize import brentq
@@ -31,7 +31,7 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Slate, is_per_client, per_client
 from fedcohort.selectors.numerics.sampling import inclusion_probabilities
 
-_LARGEST = 600.0  # exponents are cut here; they are below ln(2N) unless a journal was changed
+_MAX_VALUE = 600.0  # exponents are cut here; they are below ln(2N) unless a journal was changed
 _ROUNDING = 1e-9  # of sums, relative to the budget
 _SUMMED = 1.0  # growth of the clock after which sums are taken anew, because rounding errors of the first grow with it
 
@@ -66,7 +66,7 @@ def open_accounts(n: int) -> Accounts:
 def extended(accounts: Kept, n: int) -> Kept:
     """Return the accounts of ``n`` clients, of whom the last ones are new."""
     fresh = open_accounts(n)
-    rows = {}
+    rows: dict[str, Any] = {}
     for f in filter(is_per_client, dataclasses.fields(Accounts)):
         before = getattr(accounts, f.name)
         rows[f.name] = np.concatenate([before, getattr(fresh, f.name)[len(before) :]])
@@ -209,8 +209,8 @@ def terms(accounts: Accounts, share: float, clients: IntArray | slice) -> tuple[
     asked = accounts.asked[clients]
     even = accounts.even[clients] + accounts.clock * accounts.online[clients]
     free = accounts.free[clients] + accounts.clock * accounts.able[clients]
-    low = np.exp(np.minimum(least * (free / share - asked), _LARGEST))
-    high = np.exp(np.minimum(most * (asked - share * even), _LARGEST))
+    low = np.exp(np.minimum(least * (free / share - asked), _MAX_VALUE))
+    high = np.exp(np.minimum(most * (asked - share * even), _MAX_VALUE))
     return low, high
 
 

@@ -222,12 +222,13 @@ class Bounded(Selector[Any]):
         if not len(shown.candidates):
             return Cohort(shown.candidates, notes={"reason": _WAITS}), state
         cohort, after = self.inner.select(inner_state, dataclasses.replace(shown, clients=table), answer, rng)
+        # A selector that took fewer is asked again, because an even draw of so few gives everybody less.
+        while choice is not None and cohort.size not in (0, shown.size):
+            shown, choice = self._shown(accounts, dataclasses.replace(slate, size=cohort.size))
+            if choice is None or choice.fits(cohort.clients):
+                break
+            cohort, after = self.inner.select(inner_state, dataclasses.replace(shown, clients=table), answer, rng)
         if choice is not None:
-            while cohort.size not in (0, shown.size):  # it took fewer, and an even draw of so few gives less
-                shown, choice = self._shown(accounts, dataclasses.replace(slate, size=cohort.size))
-                if choice.fits(cohort.clients):
-                    break
-                cohort, after = self.inner.select(inner_state, dataclasses.replace(shown, clients=table), answer, rng)
             accounts = choice.booked(cohort.clients, accounts)
         doubted = odd_size | _outliers(last)
         notes = dict(cohort.notes)

@@ -32,11 +32,12 @@ def selector_entries(selectors: object, known: Table | None = None) -> dict[str,
     """
     if isinstance(selectors, Mapping):
         return {_label(label): _entry(str(label), value) for label, value in selectors.items()}
-    single = isinstance(selectors, (str, Selector, type))
-    if not single and not isinstance(selectors, Iterable):
+    if isinstance(selectors, (str, Selector, type)):
+        selectors = [selectors]
+    if not isinstance(selectors, Iterable):
         raise InputError(f"'selectors' must be {_SELECTORS}. Got {short_repr(selectors)}.")
     entries: dict[str, Any] = {}
-    for item in [selectors] if single else selectors:
+    for item in selectors:
         _add_entries(entries, item, known or {})
     if not entries:
         raise InputError(f"'selectors' must be {_SELECTORS}. Got {short_repr(selectors)}.")

@@ -14,7 +14,7 @@ from fedcohort.core.arrays import AnyArray, BoolArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.text import short_repr
 from fedcohort.core.validate import array as as_array
-from fedcohort.core.validate import number, one_of, text, texts, whole_number
+from fedcohort.core.validate import integer, number, one_of, text, texts
 
 Target = Literal["class", "number", "token"]
 
@@ -284,9 +284,9 @@ def _check_options(name: str, target: Target, test_share: float, seed: int, clas
     text(name, "'name'")
     one_of(target, ("class", "number", "token"), f"The 'target' of {name!r}")
     number(test_share, "'test_share'")
-    whole_number(seed, "'seed'", least=0)
+    integer(seed, "'seed'", least=0)
     if classes is not None:
-        whole_number(classes, "'classes'", least=0)
+        integer(classes, "'classes'", least=0)
 
 
 def _check_pair(name: str, samples: AnyArray, labels: AnyArray) -> None:

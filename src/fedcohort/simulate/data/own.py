@@ -19,7 +19,7 @@ from fedcohort.core.errors import DataError, FedcohortError, InputError, Missing
 from fedcohort.core.params import Boolean, Interval, OneOf, Optional, Sequence, Text, param
 from fedcohort.core.registry import nearest
 from fedcohort.core.text import short_repr
-from fedcohort.core.validate import number, text, texts, whole_number
+from fedcohort.core.validate import integer, number, text, texts
 from fedcohort.simulate.arrow import arrow
 from fedcohort.simulate.data.dataset import Dataset, Target, from_arrays
 from fedcohort.simulate.data.partitioner import columns_of
@@ -261,7 +261,7 @@ def from_pandas(
     if client is not None:
         text(client, "'client'")
     number(test_share, "'test_share'")
-    whole_number(seed, "'seed'", least=0)
+    integer(seed, "'seed'", least=0)
     tables = [_TableFile.of_frame(frame, repr(name))]
     if test is not None:
         tables.append(_TableFile.of_frame(test, f"{name!r} (test)"))

@@ -69,7 +69,7 @@ def load_compiled(name: str) -> ctypes.CDLL | None:
     try:
         compiler, sources, folder = find_compiler(), read_sources(), cache_folder()
         start = f"{name}-{_fingerprint(sources, compiler)}"
-        kept = next((path for path in sorted(folder.glob(f"{start}-*.so")) if _sound(path)), None)
+        kept = next((path for path in sorted(folder.glob(f"{start}-*.so")) if _is_whole(path)), None)
         return load(name, kept or build(name, sources, compiler, folder, start))
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:
         warn_once(f"the engine does without machine code and is several times slower: {error}; {_ADVICE}")
@@ -154,7 +154,7 @@ def _is_ours(path: Path) -> bool:
     return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
 
 
-def _sound(path: Path) -> bool:
+def _is_whole(path: Path) -> bool:
     """Whether a kept library belongs to this user and has not changed."""
     return _is_ours(path) and path.stem.rpartition("-")[2] == _hash(path)
 

@@ -25,9 +25,9 @@ from fedcohort.training.local import LocalTraining
 _WIDTH = 64  # samples in one forward pass outside training
 _CHUNK = 1000  # most samples in one unit of scoring
 _SCORED_AT_ONCE = 2**20  # samples whose losses are in memory at once
-_MOST_LAYERS = 32  # as in csrc/network.h
-_MOST_ROWS = 4096
-_MOST_FEATURES = 2**16  # between convolutions and dense layers
+_MAX_LAYERS = 32  # as in csrc/network.h
+_MAX_ROWS = 4096
+_MAX_FEATURES = 2**16  # between convolutions and dense layers
 _ALIGNMENT = 64  # bytes
 
 
@@ -45,8 +45,8 @@ DESCRIPTION = np.dtype(
         ("crops", "i8"),
         ("convolutions", "i8"),
         ("layers", "i8"),
-        ("kernel", _KERNEL, (_MOST_LAYERS,)),
-        ("width", "i8", (_MOST_LAYERS + 1,)),
+        ("kernel", _KERNEL, (_MAX_LAYERS,)),
+        ("width", "i8", (_MAX_LAYERS + 1,)),
     ]
 )
 _SETTINGS = _record("prox", "weight_decay", "momentum", "alpha", "beta", "log_zero", kind="f8")
@@ -71,7 +71,7 @@ def describe(layers: list[Layer]) -> AnyArray | None:
         return None
     dense = [layer for layer in rest if isinstance(layer, Dense)]
     widths = [dense[0].weight.shape[1], *(layer.weight.shape[0] for layer in dense)]
-    if max(len(kernels), len(widths)) > _MOST_LAYERS or (kernels and widths[0] > _MOST_FEATURES):
+    if max(len(kernels), len(widths)) > _MAX_LAYERS or (kernels and widths[0] > _MAX_FEATURES):
         return None
     record = np.zeros((), DESCRIPTION)
     record["convolutions"], record["layers"] = len(kernels), len(widths) - 1
@@ -86,7 +86,7 @@ def _kernel(layer: Convolution) -> tuple[int, ...]:
 
 def can_compile(layers: list[Layer] | None, local: LocalTraining) -> bool:
     """Whether compiled code can train a network here; ``layers`` is None if it is not a stack of known layers."""
-    if layers is None or describe(layers) is None or local.batch_size > _MOST_ROWS:
+    if layers is None or describe(layers) is None or local.batch_size > _MAX_ROWS:
         return False
     return load_compiled("train") is not None
 

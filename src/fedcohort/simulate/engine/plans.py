@@ -16,7 +16,7 @@ from fedcohort.core.arrays import AnyArray, IntArray
 from fedcohort.simulate.engine.library import address, load, load_compiled
 from fedcohort.training.local import LocalTraining, batch_plan
 
-_MOST_SAMPLES = 2**31  # of one client
+_MAX_SAMPLES = 2**31  # of one client
 _STREAM = zlib.crc32(rng.TRAINING.encode())
 # The fields of a job in csrc/plans.c, in that order.
 JOB = np.dtype(
@@ -36,7 +36,7 @@ def draw_batches(jobs: AnyArray, local: LocalTraining, out: IntArray) -> None:
     out : flat array
     """
     library = load_compiled("plans")
-    if library is None or (jobs["n"] >= _MOST_SAMPLES).any():
+    if library is None or (jobs["n"] >= _MAX_SAMPLES).any():
         for seed, round, client, n, steps, base, start, stride, row in jobs.tolist():
             indices = batch_plan(seed, round, client, n, local, steps).indices
             rows = start + stride * np.arange(len(indices))[:, None] + np.arange(row)

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedcohort.simulate.leaderboard.rows import LeaderRow, PairedComparison
-from fedcohort.simulate.leaderboard.significance import MOST_SEEDS, seeds_needed
+from fedcohort.simulate.leaderboard.significance import MAX_SEEDS, seeds_needed
 from fedcohort.simulate.leaderboard.words import names, number
 
 if TYPE_CHECKING:
     from fedcohort.simulate.leaderboard.table import Leaderboard
 
 FEW_SEEDS = 5  # what we advise to begin with
-_MOST = 4  # selectors that a sentence names
+_MAX_NAMED = 4  # selectors that a sentence names
 
 
 def conclusion(board: Leaderboard) -> str:
@@ -32,7 +32,7 @@ def conclusion(board: Leaderboard) -> str:
     so_far = "" if board.finished else f"So far ({board.progress.words}): "
     compared = [row for row in others if row.paired is not None and row.paired.seeds > 1]
     lost = [f"{row.label} {row.lost} of {row.runs}" for row in board.rows if row.lost]
-    losses = f" Runs that diverged or failed: {names(lost, _MOST)}." if lost else ""
+    losses = f" Runs that diverged or failed: {names(lost, _MAX_NAMED)}." if lost else ""
     if not compared:
         return f"{so_far}Open: with one seed, no difference can be told from chance; run {FEW_SEEDS} or more.{losses}"
     # A selector that lost runs is compared where it survived, which is no reason to call it better.
@@ -40,7 +40,7 @@ def conclusion(board: Leaderboard) -> str:
     unsure = [row for row in compared if row not in claimed]
     text = [f"{so_far}{_established(board, claimed)}" if claimed else f"{so_far}No difference is established."]
     if unsure:
-        told = names([row.label for row in unsure], _MOST)
+        told = names([row.label for row in unsure], _MAX_NAMED)
         text.append(f"{told} cannot be told from {board.baseline}{_closest(board, unsure, len(compared))}.")
     return " ".join([*text, *_at_a_cost(board, claimed)]) + losses
 
@@ -74,7 +74,7 @@ def _established(board: Leaderboard, rows: Sequence[LeaderRow]) -> str:
         parts.append(f"{row.label} ends {points(board, abs(change))}{unit} {side} {interval(board, test)}")
     seeds = {_test(row).seeds for row in rows}
     over = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
-    return f"Established over {over} seeds, against {board.baseline}: {names(parts, _MOST)}."
+    return f"Established over {over} seeds, against {board.baseline}: {names(parts, _MAX_NAMED)}."
 
 
 def _closest(board: Leaderboard, rows: Sequence[LeaderRow], comparisons: int) -> str:
@@ -85,7 +85,7 @@ def _closest(board: Leaderboard, rows: Sequence[LeaderRow], comparisons: int) ->
     label = max(tests, key=lambda label: abs(tests[label].difference) / tests[label].spread)
     test = tests[label]
     seeds = seeds_needed(test.difference, test.spread, comparisons)
-    needed = f"{seeds} seeds would show it" if seeds < MOST_SEEDS else f"{MOST_SEEDS:,} seeds would not show it"
+    needed = f"{seeds} seeds would show it" if seeds < MAX_SEEDS else f"{MAX_SEEDS:,} seeds would not show it"
     unit = " points" if board.metric.share else ""
     difference = points(board, board.metric.natural(test.difference), "+")
     spread = f"{100 * test.spread:.1f}" if board.metric.share else number(test.spread)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from fedcohort.simulate.leaderboard.numbers import (
-    LOST,
     Options,
     RunNumbers,
     find_baseline,
     leaderboard,
     terminal_accuracy,
 )
+from fedcohort.simulate.leaderboard.rows import LOST
 from fedcohort.simulate.leaderboard.significance import SelectorRanking, rank_selectors
 from fedcohort.simulate.leaderboard.table import Leaderboard
 from fedcohort.simulate.metrics import Spread

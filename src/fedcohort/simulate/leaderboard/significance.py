@@ -24,7 +24,7 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray
 
 LEVEL = 0.05  # significance level
-MOST_SEEDS = 1000  # nobody runs more, so nobody is told how many more
+MAX_SEEDS = 1000  # nobody runs more, so nobody is told how many more
 
 
 def half_interval(values: FloatArray, comparisons: int = 1) -> float:
@@ -70,11 +70,11 @@ def seeds_needed(difference: float, spread: float, comparisons: int = 1) -> int:
     """
     from scipy.special import stdtrit
 
-    for n in range(3, MOST_SEEDS):
+    for n in range(3, MAX_SEEDS):
         sure, often = stdtrit(n - 1, 1 - LEVEL / 2 / comparisons), stdtrit(n - 1, 0.8)
         if (sure + often) * spread / math.sqrt(n) <= abs(difference):
             return n
-    return MOST_SEEDS
+    return MAX_SEEDS
 
 
 def holm(p: Sequence[float]) -> list[float]:

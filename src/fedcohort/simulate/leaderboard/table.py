@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -255,12 +256,8 @@ def _columns(board: Leaderboard) -> Iterator[_Column]:
         yield plain("recovered", heading, [row.improvement for row in rows], "{:.0%}")
     for name, heading, meaning in _GROUP_COLUMNS:
         if any(row.fair(name).count for row in rows):
-            yield scores(
-                name.replace("_", "-"),
-                heading,
-                lambda row, name=name: row.fair(name),
-                f"{heading}: {meaning}.",  # type: ignore[misc]
-            )
+            about = f"{heading}: {meaning}."
+            yield scores(name.replace("_", "-"), heading, operator.methodcaller("fair", name), about)
     for key, name, heading, form, meaning in _TURN_COLUMNS:
         if any(row.fair(name).count for row in rows):
             yield plain(key, heading, [row.fair(name).mean for row in rows], form, meaning)

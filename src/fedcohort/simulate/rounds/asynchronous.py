@@ -30,7 +30,7 @@ from fedcohort.scenario import Always, OnlineDevices
 from fedcohort.session.validation import check_one_at_a_time
 from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.engine import Jobs, TrainingResult
-from fedcohort.simulate.rounds.batch import Batch, zero_unsound
+from fedcohort.simulate.rounds.batch import Batch, zero_nonfinite
 from fedcohort.simulate.rounds.costs import RoundCost
 from fedcohort.simulate.rounds.group import Group, OnRound, finite_score, is_due, measurements
 from fedcohort.simulate.rounds.isolate_failure import fail_selector, isolate_failure
@@ -42,7 +42,7 @@ from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.training.filters import KeepAll
 
 _OK, _FAILED = int(Status.OK), int(Status.FAILED)
-_INTEGERS = ("ticket", "version", "status", "steps", "trained", "sound")
+_INTEGERS = ("ticket", "version", "status", "steps", "trained", "valid")
 _NUMBERS = ("begins", "seconds")
 
 
@@ -89,7 +89,7 @@ class Job:
         Its local steps.
     model : tensor (P,) or None
         After training: its model if the aggregator mixes models, otherwise its update.
-    sound : bool
+    valid : bool
         Whether its model is finite.
     signals : dict of Signal to (1,) or (1, V) array
     """
@@ -100,7 +100,7 @@ class Job:
     status: int
     steps: int
     model: torch.Tensor | None = None
-    sound: bool = True
+    valid: bool = True
     signals: dict[Signal, FloatArray] = field(default_factory=dict)
 
     @property
@@ -111,7 +111,7 @@ class Job:
     @property
     def answers_with(self) -> Status:
         """The status that is reported to the session."""
-        return Status.FAILED if self.status == _FAILED else Status.OK if self.sound else Status.INVALID
+        return Status.FAILED if self.status == _FAILED else Status.OK if self.valid else Status.INVALID
 
 
 class Flight:
@@ -186,12 +186,12 @@ class FlowBatch(Batch):
         }
         clients = [np.array([job.client for job in run_jobs], np.int64) for run_jobs in jobs]
         trained = self._trained(runs, jobs, clients)
-        params, sound = zero_unsound(trained.params)
+        params, valid = zero_nonfinite(trained.params)
         turns, start = [], 0
         for run, run_jobs, part in zip(runs, jobs, clients, strict=True):
             place = slice(start, start + len(part))
             seconds = np.array([job.seconds for job in run_jobs])
-            turns.append(TrainedModels(run, part, place, sound[place], seconds))
+            turns.append(TrainedModels(run, part, place, valid[place], seconds))
             start = place.stop
         signals, _ = self.signals(turns, params)
         for run, run_jobs, turn, found in zip(runs, jobs, turns, signals, strict=True):
@@ -199,7 +199,7 @@ class FlowBatch(Batch):
             if not run.aggregator.mixes_models:
                 models = models - run.base(self.received(run, turn.clients))
             for i, job in enumerate(run_jobs):
-                job.model, job.sound = models[i].clone(), bool(turn.sound[i])
+                job.model, job.valid = models[i].clone(), bool(turn.valid[i])
                 job.signals = {signal: values[i : i + 1] for signal, values in found.items()}
         self._starts = {}
 
@@ -397,12 +397,12 @@ class AsynchronousGroup(Group):
         flight = self._flight(run)
         used = flight.flow.advance(run.clock)
         version = run.session.round - 1
-        sound = finite_score(score)
-        self._record_score(run, version, sound)
+        finite = finite_score(score)
+        self._record_score(run, version, finite)
         run.participation.add(run.round, np.array(flight.begun, np.int64))
         clients = np.array([one.client for one in used], np.int64)
         row = {
-            **measurements(run, sound, flight.cost, clients),
+            **measurements(run, finite, flight.cost, clients),
             "seconds": run.clock - flight.since,
             "available": len(run.federation) if flight.roster is None else int(flight.roster.on.sum()),
             "wall_seconds": wall,
@@ -416,7 +416,7 @@ class AsynchronousGroup(Group):
         # Old global models are kept only for clients that still have to be trained from them.
         needed = {job.cohort.round for job in flight.untrained}
         flight.models = {version: model for version, model in flight.models.items() if version in needed}
-        if score is not None and sound is None:
+        if score is not None and finite is None:
             run.end("diverged", f"the global model's test loss became NaN or infinite in round {run.round}")
         else:
             run.end_if_over()
@@ -433,7 +433,7 @@ def _packed(flight: Flight) -> dict[str, Any]:
     jobs = list(flight.jobs.values())
     trained = [job for job in jobs if job.model is not None]
     columns = [
-        (job.cohort.ticket, job.cohort.round, job.status, job.steps, job.model is not None, job.sound) for job in jobs
+        (job.cohort.ticket, job.cohort.round, job.status, job.steps, job.model is not None, job.valid) for job in jobs
     ]
     arrays: dict[str, Any] = {
         "integers": np.array(columns, np.int64).reshape(len(jobs), len(_INTEGERS)),
@@ -458,10 +458,10 @@ def _unpack(flight: Flight, arrays: Mapping[str, Any], like: torch.Tensor) -> No
         flight.models = {int(v): as_model(m).clone() for v, m in zip(arrays["versions"], arrays["models"], strict=True)}
     pending = {cohort.ticket: cohort for cohort in flight.flow.at_work}
     at = 0
-    for (ticket, _, status, steps, trained, sound), (begins, seconds) in zip(
+    for (ticket, _, status, steps, trained, valid), (begins, seconds) in zip(
         arrays["integers"].tolist(), arrays["numbers"].tolist(), strict=True
     ):
-        job = Job(pending[ticket], begins, seconds, status, steps, sound=bool(sound))
+        job = Job(pending[ticket], begins, seconds, status, steps, valid=bool(valid))
         if trained:
             job.model = as_model(arrays["trained"][at]).clone()
             names = [name for name in arrays if name.startswith("signal/")]

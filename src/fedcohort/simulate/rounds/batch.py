@@ -16,15 +16,15 @@ from fedcohort.simulate.rounds.run import Run
 from fedcohort.simulate.rounds.stages import TrainedModels, TrainedTurn
 
 
-def zero_unsound(params: torch.Tensor) -> tuple[torch.Tensor, BoolArray]:
-    """Replace models (J, P) that hold NaN or infinity by zeros, and return which are sound (J,)."""
+def zero_nonfinite(params: torch.Tensor) -> tuple[torch.Tensor, BoolArray]:
+    """Replace models (J, P) that hold NaN or infinity by zeros, and return which are valid (J,)."""
     # NaN and infinity survive a sum, and a sum is one pass over the models. A sum may also overflow, so if one is not
     # finite, all numbers are checked.
-    sound = torch.isfinite(params.sum(dim=1)).cpu().numpy()
-    if not sound.all():
-        sound = torch.isfinite(params).all(dim=1).cpu().numpy()
-        params = torch.where(torch.as_tensor(sound, device=params.device)[:, None], params, 0.0)
-    return params, sound
+    valid = torch.isfinite(params.sum(dim=1)).cpu().numpy()
+    if not valid.all():
+        valid = torch.isfinite(params).all(dim=1).cpu().numpy()
+        params = torch.where(torch.as_tensor(valid, device=params.device)[:, None], params, 0.0)
+    return params, valid
 
 
 class Batch:
@@ -213,7 +213,7 @@ class Batch:
         for i, rows, signals in zip(places, vectors, wanted, strict=True):
             turn = turns[i]
             samples = turn.run.federation.train_sizes[turn.clients].astype(np.float64)
-            parts += [(i, s, vector_signal(how, rows, turn.sound, self._output, samples)) for s, how in signals.items()]
+            parts += [(i, s, vector_signal(how, rows, turn.valid, self._output, samples)) for s, how in signals.items()]
         if not parts:
             return
         # One copy for all runs, because each copy waits until the device is done.

@@ -31,7 +31,7 @@ from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.engine import Engine, HeldOut, TrainingResult
 from fedcohort.simulate.metrics import Participation, imbalance
 from fedcohort.simulate.own_code import OwnCodeError
-from fedcohort.simulate.rounds.batch import Batch, zero_unsound
+from fedcohort.simulate.rounds.batch import Batch, zero_nonfinite
 from fedcohort.simulate.rounds.costs import RoundCost, holders
 from fedcohort.simulate.rounds.isolate_failure import fail, fail_selector, isolate_failure, own_parts
 from fedcohort.simulate.rounds.judge import Judge, ModelScore, Views
@@ -326,12 +326,12 @@ class Group:
         """Train the clients that will answer, compute signals, filter, and average."""
         runs = [turn.run for turn in turns]
         trained = self._train_clients(turns, [turn.arrived for turn in turns])
-        params, sound = zero_unsound(trained.params)
+        params, valid = zero_nonfinite(trained.params)
         trained_turns = []
         start = 0
         for turn in turns:
             jobs = slice(start, start + len(turn.clients))
-            trained_turns.append(TrainedTurn(turn, turn.clients, jobs, sound[jobs]))
+            trained_turns.append(TrainedTurn(turn, turn.clients, jobs, valid[jobs]))
             start = jobs.stop
         signals, gradients = self.batch.signals(trained_turns, params)
         self._add_server_signals(trained_turns, params, signals)
@@ -375,8 +375,8 @@ class Group:
             run = turn.run
             if not run.running or not isinstance(run.memory, Corrections):
                 continue
-            good = torch.as_tensor(turn.sound, device=params.device)
-            clients = turn.clients[turn.sound]
+            good = torch.as_tensor(turn.valid, device=params.device)
+            clients = turn.clients[turn.valid]
             isolate_failure(
                 run,
                 run.aggregator_label,
@@ -384,7 +384,7 @@ class Group:
                 clients,
                 self.models[run.row][: run.averaged],
                 params[turn.jobs][good][:, : run.averaged],
-                run.rate_sums(steps[turn.jobs][turn.sound], clients, np.full(len(clients), run.round)),
+                run.rate_sums(steps[turn.jobs][turn.valid], clients, np.full(len(clients), run.round)),
                 gradients[run.row][good][:, : run.averaged] if run.aggregator.needs_gradients else None,
             )
 
@@ -457,7 +457,7 @@ class Group:
 
     def _kept(self, turn: TrainedTurn, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
         """Return which models (m,) the filter keeps; none if the run has failed."""
-        run, good = turn.run, turn.sound
+        run, good = turn.run, turn.valid
         if not run.running:
             return np.zeros(len(good), np.bool_)
         if run.filter is None:
@@ -525,10 +525,10 @@ class Group:
         run = turn.run
         if how.values is None:
             return np.full(len(turn.clients), self._server_loss(run))
-        sound = np.flatnonzero(turn.sound)
-        old, new = self.models[run.row], models[torch.as_tensor(sound, device=models.device)]
-        sizes = run.context.share[turn.clients[sound]]
-        sizes = sizes if sizes.sum() > 0 else np.ones(len(sound))
+        valid = np.flatnonzero(turn.valid)
+        old, new = self.models[run.row], models[torch.as_tensor(valid, device=models.device)]
+        sizes = run.context.share[turn.clients[valid]]
+        sizes = sizes if sizes.sum() > 0 else np.ones(len(valid))
 
         def utility(coalitions: BoolArray) -> FloatArray:
             weights = coalitions * np.maximum(sizes, np.finfo(np.float64).tiny)
@@ -539,9 +539,9 @@ class Group:
 
         values = np.zeros(len(turn.clients))
         generator = rng.stream(run.plan.seed, how.stream, run.round)
-        found = isolate_failure(run, run.selector_label, how.measure, utility, len(sound), generator)
+        found = isolate_failure(run, run.selector_label, how.measure, utility, len(valid), generator)
         if found is not None:
-            values[sound] = found
+            values[valid] = found
         return np.where(np.isfinite(values), values, 0.0)
 
     def _logits(self, turns: Sequence[TrainedTurn], params: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -596,9 +596,9 @@ class Group:
         return self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)]
 
     @staticmethod
-    def _record_score(run: Run, round: int, sound: ModelScore | None) -> None:
-        if sound is not None:
-            run.session.record(round, {run.judged_by.name: sound.metric, "loss": sound.loss})
+    def _record_score(run: Run, round: int, score: ModelScore | None) -> None:
+        if score is not None:
+            run.session.record(round, {run.judged_by.name: score.metric, "loss": score.loss})
 
     def _finish(self, turn: TestedTurn, wall: float, on_round: OnRound | None) -> None:
         """Report to the session, add a row of measurements, and end the run if it is over."""
@@ -611,12 +611,12 @@ class Group:
             except SelectorError as error:
                 fail_selector(run, error)
                 return
-        sound = finite_score(turn.score)
-        self._record_score(run, cohort.round, sound)
+        finite = finite_score(turn.score)
+        self._record_score(run, cohort.round, finite)
         run.clock += cost.seconds
         run.participation.add(run.round, cohort.clients)
         row = {
-            **measurements(run, sound, cost, cohort.clients),
+            **measurements(run, finite, cost, cohort.clients),
             "seconds": cost.seconds,
             "available": len(run.federation) if available is None else int(available.sum()),
             "wall_seconds": wall,
@@ -624,7 +624,7 @@ class Group:
             "weights": averaged.weight,
         }
         self._rows.add(row)
-        _conclude(turn, diverged=turn.score is not None and sound is None)
+        _conclude(turn, diverged=turn.score is not None and finite is None)
         run.round += 1
         if on_round is not None:
             on_round(run.info(self._keys[run.row]), row)
@@ -715,15 +715,15 @@ def finite_score(score: ModelScore | None) -> ModelScore | None:
     return score if score is not None and np.isfinite(score[:2]).all() else None
 
 
-def measurements(run: Run, sound: ModelScore | None, cost: RoundCost, clients: IntArray) -> dict[str, Any]:
+def measurements(run: Run, score: ModelScore | None, cost: RoundCost, clients: IntArray) -> dict[str, Any]:
     """Return the columns of ``rounds/`` that are the same for rounds and for asynchronous runs."""
     is_accuracy, counts = run.judged_by.is_accuracy, run.context.true_counts
     return {
         "run": run.plan.id,
         "round": run.round,
-        "accuracy": None if sound is None or not is_accuracy else sound.metric,
-        "metric": None if sound is None or is_accuracy else sound.metric,
-        "loss": None if sound is None else sound.loss,
+        "accuracy": None if score is None or not is_accuracy else score.metric,
+        "metric": None if score is None or is_accuracy else score.metric,
+        "loss": None if score is None else score.loss,
         "qcid": imbalance(counts[clients].sum(0)) if len(clients) and counts is not None else None,
         "clock": run.clock,
         "bytes_down": cost.bytes_down,
@@ -735,7 +735,7 @@ def measurements(run: Run, sound: ModelScore | None, cost: RoundCost, clients: I
         "query_seconds": cost.query_seconds,
         "asked": cost.asked,
         "answers": [],
-        **_fairness(run, sound),
+        **_fairness(run, score),
     }
 
 
@@ -762,8 +762,8 @@ def _in_cohort_order(
     """Put what is known of the arrived models (m,) into the order of the cohort (k,)."""
     cohort_turn = turn.cohort_turn
     count, arrived = cohort_turn.cohort.size, cohort_turn.arrived
-    if not turn.sound.all():
-        cohort_turn.round.invalidate(arrived[~turn.sound])
+    if not turn.valid.all():
+        cohort_turn.round.invalidate(arrived[~turn.valid])
     in_average, weight = np.zeros(count, np.bool_), np.zeros(count)
     in_average[arrived] = kept
     weight[arrived] = weights

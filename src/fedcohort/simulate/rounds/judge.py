@@ -23,7 +23,7 @@ from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.engine import ClientData, HeldOut
 from fedcohort.simulate.metrics import worst_tenth
 
-MOST_GROUPS = 50  # with more clients than this, single clients are not shown as groups
+MAX_GROUPS = 50  # with more clients than this, single clients are not shown as groups
 
 
 class Fairness(NamedTuple):
@@ -68,7 +68,7 @@ class Judge:
         clients = np.where(self._untested, np.nan, clients)
         groups = self._rows @ cells
         if self.groups.kind == "client":
-            groups = clients if len(clients) <= MOST_GROUPS else clients[:0]
+            groups = clients if len(clients) <= MAX_GROUPS else clients[:0]
         known = clients[~self._untested]
         fairness = Fairness(groups, worst_tenth(known), float(known.std()) if len(known) else float("nan"))
         return ModelScore(float(self._shares @ np.asarray(losses)), float(self._shares @ whole), fairness)

@@ -14,9 +14,9 @@ from fedcohort.simulate.engine.modules import usable_cores
 if TYPE_CHECKING:
     from fedcohort.simulate.config.experiment import Experiment, RunPlan
 
-_LEAST_ROUNDS = 5_000  # of all runs together; with fewer, starting processes takes longer than it saves
-_LEAST_RUNS = 4  # in a group
-_MOST = 12
+_MIN_ROUNDS = 5_000  # of all runs together; with fewer, starting processes takes longer than it saves
+_MIN_RUNS = 4  # in a group
+_MAX_PROCESSES = 12
 _GPU_BYTES = 4 * 2**30  # GPU memory for each process
 _LIGHT = 1e8  # roughly the operations of a core in the time that a run's host needs for a round
 
@@ -40,14 +40,14 @@ def choose_process_count(experiment: Experiment, device: str, requested: int | N
         return 1
     if requested is not None:
         return min(requested, runs)
-    enough = sum(plan.options.rounds for plan in experiment.plans) >= _LEAST_ROUNDS
+    enough = sum(plan.options.rounds for plan in experiment.plans) >= _MIN_ROUNDS
     if os.name != "posix" or not enough or not all(map(_is_importable, experiment.plans)):
         return 1
     chosen, cores = choose_device(device), usable_cores()
     if chosen.type == "cuda":
         memory = torch.cuda.get_device_properties(chosen).total_memory
-        return max(1, min(cores - 1, runs // _LEAST_RUNS, memory // _GPU_BYTES, _MOST))
-    return max(1, min(cores, runs // _LEAST_RUNS, _MOST)) if operations < _LIGHT * cores else 1
+        return max(1, min(cores - 1, runs // _MIN_RUNS, memory // _GPU_BYTES, _MAX_PROCESSES))
+    return max(1, min(cores, runs // _MIN_RUNS, _MAX_PROCESSES)) if operations < _LIGHT * cores else 1
 
 
 def _is_importable(plan: RunPlan) -> bool:

@@ -69,11 +69,11 @@ def host_signals(federation: Federation, task: Task, asynchronous: bool = False)
     """
     supplied = _computed()
     if asynchronous:
-        supplied = frozenset(s for s in supplied if not _of_rounds(s))
+        supplied = frozenset(s for s in supplied if not _needs_rounds(s))
     if not len(federation.server_validation) or not task.has_classes:
         supplied = frozenset(s for s in supplied if not isinstance(s.how, OnServer))
     if not task.has_classes:
-        supplied = frozenset(s for s in supplied if not _of_classes(s))
+        supplied = frozenset(s for s in supplied if not _needs_classes(s))
     return supplied if federation.validation.any() else frozenset(s for s in supplied if not s.held_out)
 
 
@@ -82,12 +82,12 @@ def _computed() -> frozenset[Signal]:
     return QUERY_SIGNALS | {s for s in Signal.all() if s.reported and (s.unaided or s.how is not None)}
 
 
-def _of_rounds(signal: Signal) -> bool:
+def _needs_rounds(signal: Signal) -> bool:
     compared = isinstance(signal.how, VectorOf) and signal.how.take.endswith("distance")
     return compared or isinstance(signal.how, OnServer) or signal in (Signal.KEPT, Signal.TRIAL_QUERY)
 
 
-def _of_classes(signal: Signal) -> bool:
+def _needs_classes(signal: Signal) -> bool:
     return signal.pseudo or signal.width == "classes" or signal in (Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS)
 
 
@@ -118,9 +118,9 @@ def check_fits(plan: RunPlan) -> None:
                 f"{what}, and {where} predicts {task.predicts}.",
                 hint="partitions without classes are 'iid', 'natural' and 'custom'" if "partition" in what else None,
             )
-    supplied = frozenset(s for s in _computed() if not _of_classes(s)) | {Signal.SIZES}
+    supplied = frozenset(s for s in _computed() if not _needs_classes(s)) | {Signal.SIZES}
     for signal in sorted(adapt_selector(plan, supplied).requires):
-        if _of_classes(signal):
+        if _needs_classes(signal):
             raise SignalError(
                 f"The selector {plan.selector.name!r} of run {plan.id!r} requires the signal '{signal}' "
                 f"({signal.meaning}), which the task {task.name!r} does not supply: it predicts {task.predicts}.",

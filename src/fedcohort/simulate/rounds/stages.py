@@ -76,7 +76,7 @@ class TrainedTurn(NamedTuple):
     cohort_turn: CohortTurn
     clients: IntArray  # (m,)
     jobs: slice  # rows of their models in the group's batch
-    sound: BoolArray  # (m,) which models are finite
+    valid: BoolArray  # (m,) which models are finite
 
     @property
     def run(self) -> Run:
@@ -142,7 +142,7 @@ class TrainedModels(NamedTuple):
     run: Run
     clients: IntArray  # (m,)
     jobs: slice  # rows of their models in the group's batch
-    sound: BoolArray  # (m,) which models are finite
+    valid: BoolArray  # (m,) which models are finite
     seconds: FloatArray  # (m,) how long the clients worked
 
 

@@ -76,7 +76,7 @@ _KEY = re.compile(r"[\w-]*")  # in the name of a federation's file
 COVERS = b"fedcohort.parts"
 _DIGEST = "fedcohort.sha256"
 _BLANK = "0" * 64
-_MOST_LOST = 5  # lost runs that warnings name
+_MAX_LOST = 5  # lost runs that warnings name
 _RESTORE = "restore it from a copy, or run the experiment again with another --out"
 
 
@@ -538,8 +538,8 @@ class Results:
         named = ((" in ".join(filter(None, (run.label, run.setting.get("name")))), run) for run in self.runs)
         covered = sentences((name, self.coverage(run)) for name, run in named)
         lost = [run for run in self.runs if run.state in ("diverged", "failed")]
-        more = [f"and {len(lost) - _MOST_LOST} more"] if len(lost) > _MOST_LOST else []
-        return [*covered, *(f"{run.id} {run.state}: {run.reason}" for run in lost[:_MOST_LOST]), *more]
+        more = [f"and {len(lost) - _MAX_LOST} more"] if len(lost) > _MAX_LOST else []
+        return [*covered, *(f"{run.id} {run.state}: {run.reason}" for run in lost[:_MAX_LOST]), *more]
 
     def _summary(self) -> str:
         done, total = self.status.get("rounds_done"), self.status.get("rounds_total")
@@ -570,7 +570,7 @@ def _concatenate(columns: Sequence[AnyArray | None], lengths: Sequence[int]) -> 
     return np.concatenate(filled).astype(np.float32)
 
 
-def is_cut_off(path: Path) -> bool:
+def is_partial_creation(path: Path) -> bool:
     """Whether a directory holds only files of a creation that was interrupted before meta.json."""
     folders, files = [path / name for name in FOLDERS], [file for file in path.iterdir() if file.name not in FOLDERS]
     if not all(_CREATED.fullmatch(file.name) for file in files):
@@ -589,7 +589,7 @@ def read_meta(path: str | Path) -> dict[str, Any]:
     if not any(folder.iterdir()):
         raise ResultsError(f"{folder} is empty.", hint="an experiment's directory holds meta.json, runs.json, rounds/")
     if not (folder / "meta.json").is_file():
-        if is_cut_off(folder):
+        if is_partial_creation(folder):
             raise ResultsError(
                 f"The creation of the experiment in {folder} was interrupted, so there is nothing to continue.",
                 hint="run it again with the same --out, without --resume",

@@ -30,7 +30,7 @@ from fedcohort.simulate.store.results import (
     FORMAT_VERSION,
     ResultsError,
     RunInfo,
-    is_cut_off,
+    is_partial_creation,
     next_part,
     part_bytes,
     part_files,
@@ -169,7 +169,7 @@ class ExperimentWriter:
         A directory that is not empty is refused, unless it only holds files of a creation that was interrupted. These
         are removed.
         """
-        if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not is_cut_off(path))):
+        if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not is_partial_creation(path))):
             raise ResultsError(
                 f"{path} already exists and is not empty.",
                 hint="choose another --out, or continue that experiment with --resume",

@@ -24,7 +24,7 @@ from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combine
 from fedcohort.training.arithmetic import average, softmax, zeros
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's defaults
-_LEAST_LOSS = 1e-8  # keeps the quality 1 / L finite for a client that has memorised its data
+_MIN_LOSS = 1e-8  # keeps the quality 1 / L finite for a client that has memorised its data
 
 
 def distil(model: Any, targets: Any, server: Server, *, steps: int, batch_size: int, rate: float) -> Any:
@@ -70,7 +70,7 @@ def confidences(before: FloatArray, after: FloatArray, impact: float) -> FloatAr
     array([0.75, 0.25])
     """
     with np.errstate(invalid="ignore"):
-        scores = np.maximum(before - after, 0.0) / np.maximum(after, _LEAST_LOSS)
+        scores = np.maximum(before - after, 0.0) / np.maximum(after, _MIN_LOSS)
     scores = np.where(np.isfinite(scores), scores, 0.0)
     total = float(scores.sum())
     powers = np.exp(impact * scores / total) if total > 0 else np.ones(len(scores))

@@ -29,7 +29,7 @@ from fedcohort.selectors.ours.balanced.mix import balancing_rates, group_off_mix
 from fedcohort.selectors.ours.balanced.turns import cap_debt, first_and_eligible
 
 _STIFFNESS = 0.05  # resistance to rates other than 1, see balancing_rates
-_LEAST_RATE = 0.5  # rates are between a half and two
+_MIN_RATE = 0.5  # rates are between a half and two
 _MENDED = 0.5  # share of the federation's imbalance that rates must remove; otherwise its mix of classes is the aim
 _FORGOTTEN = 1e-3  # a past cohort with a smaller weight no longer counts
 _MEMORY_SECONDS = 20  # a client's expected duration is the mean of about this many reports
@@ -179,7 +179,7 @@ class Balanced(Selector[BalanceState]):
         if self.balance != "labels" or clients.n == 0:
             return even, False
         labels, sizes = clients.labels, clients.sizes
-        rates = np.clip(balancing_rates(labels, sizes, _STIFFNESS), _LEAST_RATE, 1 / _LEAST_RATE)
+        rates = np.clip(balancing_rates(labels, sizes, _STIFFNESS), _MIN_RATE, 1 / _MIN_RATE)
         left = mix_qcid(labels, sizes, rates)
         by_chance = float(chance(np.asarray(sizes.mean()), labels.classes))
         if left > by_chance and left > (1 - _MENDED) * mix_qcid(labels, sizes, even):
