@@ -192,7 +192,7 @@ class NoisyLabels(_VisibleRows):
     """Class balance from noisy counts, which clients released under differential privacy."""
 
     def _unpack(self, client: str, data: bytes, size: int | None) -> FloatArray:
-        return unpack_noisy_counts(client, data, self.classes, size)
+        return _unpack_noisy_counts(client, data, self.classes, size)
 
     def open(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]) -> LabelCounts:
         """Return the counts; see :class:`LabelDecoder`."""
@@ -204,7 +204,7 @@ def pack_noisy_counts(client: str, counts: Iterable[float]) -> bytes:
     return wrap_row(_NOISY, client, list(counts))
 
 
-def unpack_noisy_counts(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
+def _unpack_noisy_counts(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
     """Return the (B,) counts that :func:`pack_noisy_counts` packed; CiphertextError if they do not fit the size."""
     what = f"The noisy label counts of client {client!r}"
     row = unwrap_row(_NOISY, client, data, classes, what)

@@ -38,7 +38,7 @@ _ALL_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
 
 
 @dataclass(frozen=True)
-class RoundSummary:
+class _RoundSummary:
     """One cohort.
 
     Attributes
@@ -62,7 +62,7 @@ class RoundSummary:
 
 
 @dataclass(frozen=True)
-class ClientSummary:
+class _ClientSummary:
     """One client over all rounds.
 
     Attributes
@@ -85,7 +85,7 @@ class ClientSummary:
 
 
 @dataclass(frozen=True)
-class ShadowSummary:
+class _ShadowSummary:
     """One shadow selector over all rounds in which it named picks.
 
     Attributes
@@ -157,9 +157,9 @@ class Account:
     state: str
     reason: str
     planned: int | None
-    rounds: tuple[RoundSummary, ...]
-    clients: tuple[ClientSummary, ...]
-    shadows: tuple[ShadowSummary, ...]
+    rounds: tuple[_RoundSummary, ...]
+    clients: tuple[_ClientSummary, ...]
+    shadows: tuple[_ShadowSummary, ...]
     metrics: Mapping[int, Mapping[str, float]]
     proof: Proof | None
     models: int | None = None  # global models so far, if clients answer one by one
@@ -307,9 +307,9 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
 
 def _round(
     row: CohortRow, table: ClientTable, past: JournalHistory, abandoned: str | None, reasons: Mapping[str, str]
-) -> RoundSummary:
+) -> _RoundSummary:
     replies = past.replies[row.ticket]
-    return RoundSummary(
+    return _RoundSummary(
         round=row.round,
         ticket=row.ticket,
         candidates=row.n_candidates,
@@ -346,10 +346,10 @@ def _mean_durations(n: int, past: JournalHistory) -> FloatArray:
 def _clients(
     table: ClientTable,
     active: list[bool],
-    rounds: Sequence[RoundSummary],
+    rounds: Sequence[_RoundSummary],
     past: JournalHistory,
     means: FloatArray,
-) -> tuple[ClientSummary, ...]:
+) -> tuple[_ClientSummary, ...]:
     picked, last = np.zeros(table.n, np.int64), np.full(table.n, -1, np.int64)
     statuses: list[Counter[str]] = [Counter() for _ in range(table.n)]
     reason = [""] * table.n
@@ -361,7 +361,7 @@ def _clients(
             if reply.status != Status.OK:
                 reason[reply.client] = f"round {row.round}: {summary.failures[table.name(reply.client)]}"
     return tuple(
-        ClientSummary(
+        _ClientSummary(
             name=table.name(c),
             member=active[c],
             picked=int(picked[c]),
@@ -399,7 +399,7 @@ class _Tally:
 
 def _shadows(
     journal: Journal, table: ClientTable, past: JournalHistory, means: FloatArray
-) -> tuple[ShadowSummary, ...]:
+) -> tuple[_ShadowSummary, ...]:
     """Return what each shadow selector would have done, over all rounds.
 
     The expected duration of a cohort is that of its slowest client, by the clients' mean durations (``means``, (N,)). A
@@ -416,7 +416,7 @@ def _shadows(
     known = means[np.isfinite(means)]
     usual = np.where(np.isfinite(means), means, np.median(known)) if len(known) else None
     return tuple(
-        ShadowSummary(
+        _ShadowSummary(
             name=name,
             rounds=len(tally.same),
             silent=tally.silent,

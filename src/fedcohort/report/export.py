@@ -33,7 +33,7 @@ _WIDTH = 760  # of a figure, in points
 _PIXELS = 3  # per point of a PNG, enough for print at column width
 
 
-class ExportError(FedcohortError, RuntimeError):
+class _ExportError(FedcohortError, RuntimeError):
     """The browser that draws figures failed."""
 
 
@@ -62,10 +62,10 @@ def _browse(browser: str, page: Path, *actions: str) -> str:
                 capture_output=True, text=True, timeout=180, check=False,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ExportError(f"The browser {browser} could not draw the figures: {error}.") from error
+            raise _ExportError(f"The browser {browser} could not draw the figures: {error}.") from error
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise ExportError(f"The browser {browser} could not draw the figures: {last[0]}")
+        raise _ExportError(f"The browser {browser} could not draw the figures: {last[0]}")
     return done.stdout
 
 
@@ -87,7 +87,7 @@ def export_charts(charts: Sequence[Mapping[str, Any]], folder: str | Path, form:
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ExportError(f"The folder {target} cannot be created: {error.strerror or error}.") from error
+        raise _ExportError(f"The folder {target} cannot be created: {error.strerror or error}.") from error
     browser = find_browser()
     options = {"width": _WIDTH, "png": _PIXELS if form == "png" else 0}
     page = render("export.html", figures=charts, options=options)
@@ -98,7 +98,7 @@ def export_charts(charts: Sequence[Mapping[str, Any]], folder: str | Path, form:
         dom = _browse(browser, source, "--virtual-time-budget=60000", "--dump-dom")
         result = re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)
         if result is None:
-            raise ExportError("The browser drew nothing; its version may be too old to draw the charts.")
+            raise _ExportError("The browser drew nothing; its version may be too old to draw the charts.")
         for item in json.loads(html.unescape(result[1])):
             path = target / f"{item['file']}.{item['kind']}"
             if item["kind"] == "png":
@@ -129,7 +129,7 @@ def _print_pdf(browser: str, svg: str, scratch: Path, path: Path) -> None:
     try:
         write_figure(path, printed.read_bytes())
     except FileNotFoundError:
-        raise ExportError(f"The browser {browser} printed nothing for {path}.") from None
+        raise _ExportError(f"The browser {browser} printed nothing for {path}.") from None
 
 
 def write_figure(path: Path, data: bytes) -> None:
@@ -137,4 +137,4 @@ def write_figure(path: Path, data: bytes) -> None:
     try:
         write_file(path.resolve(), data)
     except OSError as error:
-        raise ExportError(f"The figure {path} could not be written: {error.strerror}.") from error
+        raise _ExportError(f"The figure {path} could not be written: {error.strerror}.") from error

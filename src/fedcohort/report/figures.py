@@ -37,7 +37,7 @@ def json_numbers(values: AnyArray, digits: int = 5) -> list[float | None]:
     return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in np.asarray(values, np.float64)]
 
 
-def pack_matrix(values: FloatArray) -> tuple[str, float]:
+def _pack_matrix(values: FloatArray) -> tuple[str, float]:
     """Return a matrix as base64 bytes scaled to 0..255, and the value of 255."""
     top = float(values.max(initial=0.0))
     # Rounded up, so that a client picked once in thousands of rounds does not look as if it was never picked.
@@ -294,7 +294,7 @@ def picks(setting: Setting) -> Figure | None:
         run = group.runs[0]  # each seed has its own clients, so seeds are not averaged here
         grid = np.zeros((rows, cols))
         np.add.at(grid, (run.pick_client // y_step, run.pick_round // x_step), 1.0 / (x_step * y_step))
-        cells, top = pack_matrix(grid)
+        cells, top = _pack_matrix(grid)
         counts = np.bincount(run.pick_client, minlength=n)
         busiest.append((int(counts.max()) / max(1, len(run.round)), group, int(counts.argmax()), counts))
         views.append(
@@ -375,7 +375,7 @@ def scenario(setting: Setting) -> Figure | None:
     order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
     if len(order) > 1000:
         order = order[np.linspace(0, len(order) - 1, 1000).astype(int)]
-    cells, top = pack_matrix(np.ascontiguousarray(counts[order].T))
+    cells, top = _pack_matrix(np.ascontiguousarray(counts[order].T))
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     present = (counts > 0).sum(axis=1)
     sentence = f"{quantity(len(counts), 'client')}, {quantity(counts.shape[1], 'class', 'classes')}. "

@@ -32,7 +32,7 @@ _MAX_ROWS = 2000  # of a table on a page; 'fedcohort journal export' writes ever
 
 
 @dataclass(frozen=True)
-class RunView:
+class _RunView:
     """What a page shows about one run."""
 
     account: Account
@@ -41,15 +41,15 @@ class RunView:
     warnings: tuple[str, ...]
 
 
-def run_view(run: Account, past: JournalHistory, clients: int) -> RunView:
+def run_view(run: Account, past: JournalHistory, clients: int) -> _RunView:
     """Return the tables and figures of a run."""
     tally = Tally.of(clients, ((row.round, row.clients, row.n_candidates) for row in past.in_order))
     active = np.array([client.member for client in run.clients], np.bool_)
     figures = (_curves(run), _durations(run), _outcomes(run), *_pick_figures(run, past, clients))
-    tables = [clients_table(run), rounds_table(run)]
+    tables = [_clients_table(run), _rounds_table(run)]
     if run.shadows:
-        tables.insert(0, shadows_table(run))
-    return RunView(
+        tables.insert(0, _shadows_table(run))
+    return _RunView(
         run,
         tuple(tables),
         tuple(figure for figure in figures if figure is not None),
@@ -86,7 +86,7 @@ def build_live_report(
     return build_page(heading, facts, warnings, panes), accounts
 
 
-def _pane(path: Path, number: int, rounds: Sequence[int]) -> tuple[RunView, Pane]:
+def _pane(path: Path, number: int, rounds: Sequence[int]) -> tuple[_RunView, Pane]:
     """Return what a page shows about the journal at ``path``, and its tab of the page."""
     with closing(read_journal(path)) as journal:
         past = JournalHistory()
@@ -173,7 +173,7 @@ def _seconds(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else duration(value)
 
 
-def shadows_table(run: Account) -> Table:
+def _shadows_table(run: Account) -> Table:
     """Return what shadow selectors would have done."""
     rows = []
     for s in run.shadows:
@@ -200,7 +200,7 @@ def shadows_table(run: Account) -> Table:
     return Table("shadows", "What shadow selectors would have done", columns, tuple(rows), note, frozenset({5}))
 
 
-def clients_table(run: Account) -> Table:
+def _clients_table(run: Account) -> Table:
     """Return a summary of each client, most often picked first."""
     order = sorted(run.clients, key=lambda c: (-c.picked, c.name))[:_MAX_ROWS]
     rows = [
@@ -220,7 +220,7 @@ def clients_table(run: Account) -> Table:
     return Table("clients", "Every client", columns, tuple(rows), note, frozenset({3, 6}))
 
 
-def rounds_table(run: Account) -> Table:
+def _rounds_table(run: Account) -> Table:
     """Return every round, newest first."""
     rows = [
         (

@@ -37,7 +37,7 @@ class Sweep:
     lines: Mapping[str, Sequence[tuple[float, str]]]
 
 
-def find_sweeps(groups: Sequence[SelectorRuns]) -> list[Sweep]:
+def _find_sweeps(groups: Sequence[SelectorRuns]) -> list[Sweep]:
     """Return every parameter that has several numbers as values among the runs of one selector."""
     sweeps = []
     for selector in dict.fromkeys(group.selector for group in groups):
@@ -71,7 +71,7 @@ def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
     """Where selectors end against the values of swept parameters, or None if nothing was swept."""
     rows = {row.label: row for row in board.rows}
     views, sentences = [], []
-    for swept in find_sweeps(setting.groups):
+    for swept in _find_sweeps(setting.groups):
         views.append(_view(swept, rows, board))
         sentences.append(_sentence(swept, rows, board))
     if not views:

@@ -142,7 +142,7 @@ class MLflow(Listener):
                 self._client.set_terminated(run_id, "FINISHED" if state == "finished" else "KILLED")
 
 
-class WeightsAndBiases(Listener):
+class _WeightsAndBiases(Listener):
     """One offline W&B run for the experiment in ``folder``; ``wandb sync`` uploads it."""
 
     def __init__(self, folder: Path) -> None:
@@ -183,7 +183,7 @@ def _facts(run: RunInfo) -> dict[str, str]:
 TRACKERS: dict[str, Callable[[Path], Listener]] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
-    "wandb": WeightsAndBiases,
+    "wandb": _WeightsAndBiases,
 }
 
 

@@ -123,7 +123,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 @_check("cohort")
-def check_cohort_is_valid(selector: AnySelector) -> None:
+def _check_cohort_is_valid(selector: AnySelector) -> None:
     """Cohorts are unique, available clients, never more than asked for; also for k = 1, k >= N, changing clients."""
     host = ScriptedHost()
     for size in (1, 3, host.n, None):
@@ -138,7 +138,7 @@ def check_cohort_is_valid(selector: AnySelector) -> None:
 
 
 @_check("rules")
-def check_rules_hold(selector: AnySelector) -> None:
+def _check_rules_hold(selector: AnySelector) -> None:
     """An operator's rules hold: the selector never sees excluded clients, and demanded clients are in the cohort."""
     host = ScriptedHost()
     names = host.table.names
@@ -162,7 +162,7 @@ def check_rules_hold(selector: AnySelector) -> None:
 
 
 @_check("nobody-available")
-def check_nobody_available(selector: AnySelector) -> None:
+def _check_nobody_available(selector: AnySelector) -> None:
     """A round without available clients is empty and does not disturb the next."""
     host = ScriptedHost()
     session = host.session(selector)
@@ -194,7 +194,7 @@ def check_same_seed(selector: AnySelector, rounds: int = 25) -> None:
 
 
 @_check("other-process")
-def check_other_process(selector: AnySelector) -> None:
+def _check_other_process(selector: AnySelector) -> None:
     """Another process with another hash seed gives the same cohorts; only for selectors that can be imported."""
     spec = describe(selector)
     module, _, qualname = spec["class"].partition(":")
@@ -307,7 +307,7 @@ def check_one_at_a_time(selector: AnySelector) -> None:
 
 
 @_check("pure")
-def check_pure(selector: AnySelector) -> None:
+def _check_pure(selector: AnySelector) -> None:
     """Selectors never modify their arguments: state, slate, answer, outcome."""
     host = ScriptedHost()
     session = host.session(selector)
@@ -322,7 +322,7 @@ def check_pure(selector: AnySelector) -> None:
 
 
 @_check("bounded-state")
-def check_bounded_state(selector: AnySelector) -> None:
+def _check_bounded_state(selector: AnySelector) -> None:
     """The state does not grow with the rounds, and per-client fields have one row per client."""
     host = ScriptedHost()
     session = host.session(selector)
@@ -338,7 +338,7 @@ def check_bounded_state(selector: AnySelector) -> None:
 
 
 @_check("finite-state")
-def check_finite_state(selector: AnySelector) -> None:
+def _check_finite_state(selector: AnySelector) -> None:
     """With losses of 0, of 1e30, or all equal, cohorts stay valid and the state stays finite."""
     scripts: dict[str, Callable[[int, Any], Any]] = {
         "losses of 0": lambda t, clients: np.zeros(len(clients)),
@@ -367,7 +367,7 @@ def _not_finite(value: Any) -> int:
 
 
 @_check("reports")
-def check_reports(selector: AnySelector) -> None:
+def _check_reports(selector: AnySelector) -> None:
     """Failed, late, missing, invalid, duplicate and unknown reports do no harm."""
     host = ScriptedHost()
     session = host.session(selector)
@@ -397,7 +397,7 @@ def check_reports(selector: AnySelector) -> None:
 
 
 @_check("signals")
-def check_signals_declared(selector: AnySelector) -> None:
+def _check_signals_declared(selector: AnySelector) -> None:
     """The selector declares every signal it reads, and a host that lacks one is refused at the start."""
     host = ScriptedHost()
     try:
@@ -426,7 +426,7 @@ def _table_without(host: ScriptedHost, signal: Signal) -> ClientTable:
 
 
 @_check("relabelling")
-def check_relabelling(selector: AnySelector) -> None:
+def _check_relabelling(selector: AnySelector) -> None:
     """A client's number does not matter: clients of a relabelled federation are picked equally often."""
     n = 6
     order = np.array([3, 5, 1, 0, 4, 2])
@@ -457,7 +457,7 @@ def _two_sample_p(counts: Any) -> float:
 
 
 @_check("everybody-eventually")
-def check_everybody_eventually(selector: AnySelector) -> None:
+def _check_everybody_eventually(selector: AnySelector) -> None:
     """Every client is picked eventually, unless the selector says why not (``starves``)."""
     if selector.starves is not None:
         _require(len(selector.starves) > 10, "'starves' must be a written reason")
@@ -474,7 +474,7 @@ def check_everybody_eventually(selector: AnySelector) -> None:
 
 
 @_check("membership")
-def check_membership(selector: AnySelector) -> None:
+def _check_membership(selector: AnySelector) -> None:
     """Clients can join, leave and return."""
     host, bigger = ScriptedHost(n=9), ScriptedHost(n=12)
     table = host.table
@@ -500,7 +500,7 @@ def check_membership(selector: AnySelector) -> None:
 
 
 @_check("parameters")
-def check_parameters(selector: AnySelector) -> None:
+def _check_parameters(selector: AnySelector) -> None:
     """The constructor refuses values out of range, with the usual message."""
     cls = type(selector)
     for info in parameters(cls):
@@ -517,7 +517,7 @@ def check_parameters(selector: AnySelector) -> None:
 
 
 @_check("documentation")
-def check_documentation(selector: AnySelector) -> None:
+def _check_documentation(selector: AnySelector) -> None:
     """The module cites its source; the class has an equation, its symbols, the deviations and an example."""
     cls = type(selector)
     module = inspect.getmodule(cls)

@@ -25,7 +25,7 @@ _WAITING = f".sqlite{LIVE}"
 Item = ExperimentItem | JournalItem
 
 
-class DamagedError(FedcohortError, ValueError):
+class _DamagedError(FedcohortError, ValueError):
     """An experiment or journal is damaged in an unexpected way."""
 
 
@@ -59,7 +59,7 @@ class WatchedItem:
                 self._damage[operation] = message
                 self._bumps += 1
                 log.warning("%s cannot be shown: %s", self.id, message, exc_info=log.isEnabledFor(logging.DEBUG))
-            raise DamagedError(message) from error
+            raise _DamagedError(message) from error
         if operation is not None and self._damage.pop(operation, None) is not None:
             self._bumps += 1
         return result

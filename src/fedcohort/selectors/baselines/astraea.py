@@ -23,7 +23,7 @@ from fedcohort.selectors.numerics.greedy_balance import GreedyBalance
 
 
 @dataclass(frozen=True)
-class AstraeaState:
+class _AstraeaState:
     """What Astraea remembers about each client."""
 
     taken: BoolArray = per_client()  # (N,) whether it has taken part in this pass through the federation
@@ -31,7 +31,7 @@ class AstraeaState:
 
 @register("astraea")
 @dataclass(frozen=True, kw_only=True)
-class Astraea(Selector[AstraeaState]):
+class Astraea(Selector[_AstraeaState]):
     r"""Grow the cohort by the client that leaves its labels closest to uniform ([Duan2019]_, rescheduling).
 
     .. math::
@@ -88,13 +88,13 @@ class Astraea(Selector[AstraeaState]):
         """Label counts."""
         return frozenset({Signal.LABEL_COUNTS})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> AstraeaState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _AstraeaState:
         """Start a pass: no client has taken part."""
-        return AstraeaState(np.zeros(clients.n, np.bool_))
+        return _AstraeaState(np.zeros(clients.n, np.bool_))
 
     def select(
-        self, state: AstraeaState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, AstraeaState]:
+        self, state: _AstraeaState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _AstraeaState]:
         """Grow the cohort client by client."""
         group = GreedyBalance(slate.of_candidates(slate.clients.label_counts), rng)
         anyone = np.ones(len(slate.candidates), np.bool_)
@@ -116,8 +116,8 @@ class Astraea(Selector[AstraeaState]):
             parts={"divergence": divergence, "left in this pass": left.astype(np.float64)},
             notes={"divergence": group.divergence},
         )
-        return cohort, AstraeaState(taken)
+        return cohort, _AstraeaState(taken)
 
-    def update(self, state: AstraeaState, outcome: Outcome) -> AstraeaState:
+    def update(self, state: _AstraeaState, outcome: Outcome) -> _AstraeaState:
         """Learn nothing."""
         return state

@@ -24,7 +24,7 @@ _ROUNDING = 1e-9  # of a distribution's capacity
 
 
 @dataclass(frozen=True)
-class Allocation:
+class _Allocation:
     """The m distributions W_k: shares of clients' samples, ordered by distribution.
 
     Attributes
@@ -69,7 +69,7 @@ class Clustered(Selector[RecentVectors]):
       distributions. The clients of the other groups fill the room that is left.
 
     Symbols: m = slate.size; n_i = clients.sizes, p_i = n_i / M; M = the sum of n_i over the candidates and the capacity
-    of a distribution, to which client i brings m n_i samples; r_ki = ``Allocation.amount`` / M;
+    of a distribution, to which client i brings m n_i samples; r_ki = ``_Allocation.amount`` / M;
     G_i = Signal.UPDATE_SKETCH of its last round; q_k = samples of a group.
 
     A client drawn from several distributions trains once and counts that often, so a cohort may be smaller than
@@ -179,7 +179,7 @@ class Clustered(Selector[RecentVectors]):
         return state.with_reports(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
 
 
-def pour(amount: FloatArray, order: IntArray, room: FloatArray) -> Allocation:
+def _pour(amount: FloatArray, order: IntArray, room: FloatArray) -> _Allocation:
     """Pour clients' samples, in ``order``, into one distribution after another.
 
     Parameters
@@ -187,30 +187,30 @@ def pour(amount: FloatArray, order: IntArray, room: FloatArray) -> Allocation:
     amount : (c,) float array
         Samples of each client.
     order : (a,) int array
-        Positions of the clients to pour, first to last.
+        Positions of the clients to _pour, first to last.
     room : (m,) float array
         Free room in each distribution; its sum equals that of the samples, up to rounding.
     """
     poured, full = np.cumsum(amount[order]), np.cumsum(room)
     if not len(order) or not len(room) or full[-1] <= 0:
-        return Allocation(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+        return _Allocation(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
     full = full * (poured[-1] / full[-1])
     ends = np.union1d(poured, full)
     starts = np.concatenate([[0.0], ends[:-1]])
     middle = (starts + ends) / 2
     client = order[np.minimum(np.searchsorted(poured, middle), len(order) - 1)]
     place = np.minimum(np.searchsorted(full, middle), len(room) - 1)
-    return Allocation(client, place, ends - starts)
+    return _Allocation(client, place, ends - starts)
 
 
-def by_size(sizes: FloatArray, m: int, order: IntArray) -> Allocation:
+def by_size(sizes: FloatArray, m: int, order: IntArray) -> _Allocation:
     """Return the distributions of Algorithm 1: client i pours m n_i samples, the largest client first."""
-    return pour(m * sizes, order, np.full(m, sizes.sum()))
+    return _pour(m * sizes, order, np.full(m, sizes.sum()))
 
 
 def by_similarity(
     sizes: FloatArray, m: int, order: IntArray, known: IntArray, angle: FloatArray
-) -> tuple[Allocation, IntArray]:
+) -> tuple[_Allocation, IntArray]:
     """Return the distributions of Algorithm 2, and the group of each known client.
 
     Parameters
@@ -228,7 +228,7 @@ def by_similarity(
 
     Returns
     -------
-    allocation : Allocation
+    allocation : _Allocation
     group : (u,) int array
     """
     capacity = float(sizes.sum())
@@ -254,9 +254,9 @@ def by_similarity(
     inside = order[(grouped[order] >= 0) & (rest[order] > 0)]
     left = order[(grouped[order] < 0) & (rest[order] > 0)]
     left = np.concatenate([left[unknown[left]], left[~unknown[left]]])
-    poured = pour(rest, left, np.maximum(room, 0.0))
+    poured = _pour(rest, left, np.maximum(room, 0.0))
     client = np.concatenate([poured.client, inside, single])
     place = np.concatenate([poured.place, grouped[inside], places + np.arange(len(single))])
     parts = np.concatenate([poured.amount, rest[inside], np.full(len(single), capacity)])
     by_place = np.argsort(place, kind="stable")
-    return Allocation(client[by_place], place[by_place], parts[by_place]), group
+    return _Allocation(client[by_place], place[by_place], parts[by_place]), group

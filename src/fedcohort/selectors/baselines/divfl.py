@@ -143,7 +143,7 @@ class DivFL(Selector[DiverseState]):
             members = rows[known[chosen]]
             if self.by_data:
                 sizes = slate.clients.sizes[state.known]
-                represented = data_represented(apart[:, chosen], members, sizes, sizes[members])
+                represented = _data_represented(apart[:, chosen], members, sizes, sizes[members])
             else:
                 represented = np.maximum(np.bincount(apart[:, chosen].argmin(axis=1), minlength=by_update), 1)
             weights[len(picks) : len(picks) + by_update] = represented
@@ -171,7 +171,7 @@ class DivFL(Selector[DiverseState]):
         return state.with_reports(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
 
 
-def data_represented(apart: FloatArray, itself: IntArray, sizes: FloatArray, own: FloatArray) -> FloatArray:
+def _data_represented(apart: FloatArray, itself: IntArray, sizes: FloatArray, own: FloatArray) -> FloatArray:
     """(k,) the data of the clients that each member represents, as a multiple of its own.
 
     Parameters
@@ -189,7 +189,7 @@ def data_represented(apart: FloatArray, itself: IntArray, sizes: FloatArray, own
     --------
     >>> place = np.array([0.0, 1.0, 9.0])
     >>> sizes = np.array([20.0, 60.0, 20.0])
-    >>> data_represented(np.abs(place[:, None] - place[[0, 2]]), np.array([0, 2]), sizes, sizes[[0, 2]])
+    >>> _data_represented(np.abs(place[:, None] - place[[0, 2]]), np.array([0, 2]), sizes, sizes[[0, 2]])
     array([4., 1.])
     """
     has_data = own > 0

@@ -22,7 +22,7 @@ _RANGE = 30.0  # of the log weights: the smallest weight is 1e-13 of the largest
 
 
 @dataclass(frozen=True)
-class WeightState:
+class _WeightState:
     """What E3CS remembers about each client."""
 
     weight: FloatArray = per_client()  # (N,) log w, at most 0
@@ -31,7 +31,7 @@ class WeightState:
 
 @register("e3cs")
 @dataclass(frozen=True, kw_only=True)
-class E3CS(Selector[WeightState]):
+class E3CS(Selector[_WeightState]):
     r"""Guarantee every client a minimum probability, and divide the rest by weights, as Exp3 does ([Huang2022]_).
 
     .. math::
@@ -99,14 +99,14 @@ class E3CS(Selector[WeightState]):
                 self, "starves", "without a quota, a client that does not finish is asked less and less often"
             )
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> WeightState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _WeightState:
         """Start with equal weights."""
         zeros = np.zeros(clients.n)
-        return WeightState(zeros, zeros)
+        return _WeightState(zeros, zeros)
 
     def select(
-        self, state: WeightState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, WeightState]:
+        self, state: _WeightState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _WeightState]:
         """Draw by the allocated probabilities."""
         size, count = slate.size, len(slate.candidates)
         fairness = self.fairness if self.until is None or slate.round < self.until else 1.0
@@ -124,22 +124,22 @@ class E3CS(Selector[WeightState]):
             parts={"quota": np.full(count, quota), "by weight": chance - quota},
             notes={"stated chance 1": int(full.sum()), "quota": round(quota, 6)},
         )
-        return cohort, WeightState(state.weight, gain)
+        return cohort, _WeightState(state.weight, gain)
 
-    def update(self, state: WeightState, outcome: Outcome) -> WeightState:
+    def update(self, state: _WeightState, outcome: Outcome) -> _WeightState:
         """Raise the weights of the clients that finished."""
         clients = outcome.clients[outcome.ok]
         weight = state.weight.copy()
         weight[clients] += state.gain[clients]
         weight -= weight.max()
-        return WeightState(np.maximum(weight, -_RANGE), state.gain)
+        return _WeightState(np.maximum(weight, -_RANGE), state.gain)
 
-    def grow(self, state: WeightState, clients: ClientTable, rng: np.random.Generator) -> WeightState:
+    def grow(self, state: _WeightState, clients: ClientTable, rng: np.random.Generator) -> _WeightState:
         """Let new clients start with the median weight."""
         grown = super().grow(state, clients, rng)
         weight = grown.weight.copy()
         weight[len(state.weight) :] = np.median(state.weight) if len(state.weight) else 0.0
-        return WeightState(weight, grown.gain)
+        return _WeightState(weight, grown.gain)
 
 
 def allocate(weights: FloatArray, size: int, quota: float) -> tuple[FloatArray, BoolArray]:

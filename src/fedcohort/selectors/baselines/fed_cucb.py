@@ -26,7 +26,7 @@ _MIN_DIVERGENCE = 1e-6  # so that the reward of a client that seems exactly bala
 
 
 @dataclass(frozen=True)
-class CucbState:
+class _CucbState:
     """What Fed-cucb remembers about each client."""
 
     pulls: FloatArray = per_client()  # (N,) T_k, how often the client's update was seen
@@ -37,7 +37,7 @@ class CucbState:
 
 @register("fed-cucb")
 @dataclass(frozen=True, kw_only=True)
-class FedCucb(Selector[CucbState]):
+class FedCucb(Selector[_CucbState]):
     r"""Start with the client that has the highest bound, then add those that balance it best ([Yang2020]_).
 
     .. math::
@@ -103,14 +103,14 @@ class FedCucb(Selector[CucbState]):
         """The update of the output layer's bias."""
         return frozenset({Signal.OUTPUT_BIAS_UPDATE})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> CucbState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _CucbState:
         """Start with no client seen."""
         zeros = np.zeros(clients.n)
-        return CucbState(zeros, zeros, zeros, np.zeros((clients.n, 0)))
+        return _CucbState(zeros, zeros, zeros, np.zeros((clients.n, 0)))
 
     def select(
-        self, state: CucbState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, CucbState]:
+        self, state: _CucbState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _CucbState]:
         """Take clients that were never seen, then the one with the highest bound and those that balance it."""
         pulls = slate.of_candidates(state.pulls)
         seen = pulls > 0
@@ -138,7 +138,7 @@ class FedCucb(Selector[CucbState]):
         )
         return cohort, state
 
-    def update(self, state: CucbState, outcome: Outcome) -> CucbState:
+    def update(self, state: _CucbState, outcome: Outcome) -> _CucbState:
         """Estimate the label shares of the clients that reported."""
         ok = outcome.ok
         if not ok.any():
@@ -154,4 +154,4 @@ class FedCucb(Selector[CucbState]):
         reward[clients] += share * (
             1.0 / np.maximum(divergence_from_uniform(estimated), _MIN_DIVERGENCE) - reward[clients]
         )
-        return CucbState(pulls, weight, reward, shares)
+        return _CucbState(pulls, weight, reward, shares)

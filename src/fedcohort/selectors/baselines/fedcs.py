@@ -24,7 +24,7 @@ _MEMORY = 10  # a client's expected duration is the mean of about this many
 
 
 @dataclass(frozen=True)
-class DurationState:
+class _DurationState:
     """What FedCS remembers about each client."""
 
     seconds: FloatArray = per_client()  # (N,) mean of its last durations
@@ -34,7 +34,7 @@ class DurationState:
 
 @register("fedcs")
 @dataclass(frozen=True, kw_only=True)
-class FedCS(Selector[DurationState]):
+class FedCS(Selector[_DurationState]):
     r"""Keep adding the client that lengthens the round least, while the round meets its deadline ([Nishio2019]_).
 
     Clients from a random set are added greedily, as long as
@@ -95,14 +95,14 @@ class FedCS(Selector[DurationState]):
         """Durations."""
         return frozenset({Signal.DURATION})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> DurationState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _DurationState:
         """Start without durations."""
         zeros = np.zeros(clients.n)
-        return DurationState(zeros, zeros, zeros)
+        return _DurationState(zeros, zeros, zeros)
 
     def select(
-        self, state: DurationState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, DurationState]:
+        self, state: _DurationState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _DurationState]:
         """Take the fastest of a random set, while they meet the deadline."""
         expected = expected_seconds(state.seconds, state.timed, state.asked)
         count = min(ceil(self.asked * slate.size), len(slate.candidates))
@@ -120,14 +120,14 @@ class FedCS(Selector[DurationState]):
         )
         return cohort, state
 
-    def update(self, state: DurationState, outcome: Outcome) -> DurationState:
+    def update(self, state: _DurationState, outcome: Outcome) -> _DurationState:
         """Learn durations."""
         asked, ok = state.asked.copy(), outcome.ok
         asked[outcome.clients] += 1
         seconds, timed = update_means(
             state.seconds, state.timed, outcome.clients[ok], outcome[Signal.DURATION][ok], _MEMORY
         )
-        return DurationState(seconds, timed, asked)
+        return _DurationState(seconds, timed, asked)
 
 
 def round_ends(seconds: FloatArray, upload: float) -> FloatArray:

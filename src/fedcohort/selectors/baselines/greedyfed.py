@@ -70,7 +70,7 @@ def gtg_shapley(utility: Utility, members: int, rng: np.random.Generator) -> Flo
     if abs(last - first) < TRUNCATION:  # the paper's truncation between rounds
         return np.zeros(members)
     if 2**members <= MIN_ORDERS * members:
-        return exact_shapley(utility, members)
+        return _exact_shapley(utility, members)
     return _from_orders(utility, members, rng, {nobody.tobytes(): first, everybody.tobytes(): last}, first, last)
 
 
@@ -98,7 +98,7 @@ def _from_orders(
     return np.asarray(total / drawn)
 
 
-def exact_shapley(utility: Utility, members: int) -> FloatArray:
+def _exact_shapley(utility: Utility, members: int) -> FloatArray:
     """Return the Shapley values (m,) by their definition, from all 2^m coalitions."""
     numbers = np.arange(2**members)
     coalitions = (numbers[:, None] >> np.arange(members)) & 1 == 1
@@ -142,7 +142,7 @@ SHAPLEY_VALUE = Signal(
 
 
 @dataclass(frozen=True)
-class ShapleyState:
+class _ShapleyState:
     """What GreedyFed remembers about each client."""
 
     value: FloatArray = per_client()  # (N,) SV_k, mean of its Shapley values
@@ -152,7 +152,7 @@ class ShapleyState:
 
 @register("greedyfed")
 @dataclass(frozen=True, kw_only=True)
-class GreedyFed(Selector[ShapleyState]):
+class GreedyFed(Selector[_ShapleyState]):
     r"""Ask every client once, then take those with the largest mean Shapley values ([Singhal2024]_, Algorithm 1).
 
     After each round the server values every model w_k of the cohort S by its Shapley value
@@ -168,7 +168,7 @@ class GreedyFed(Selector[ShapleyState]):
 
     The first rounds go to clients that were never asked. Then the m clients with the largest :math:`SV_k` are taken.
 
-    Symbols: SV_k^(t) = ``SHAPLEY_VALUE``, N_k = ``ShapleyState.rounds``, alpha = ``memory``, m = slate.size.
+    Symbols: SV_k^(t) = ``SHAPLEY_VALUE``, N_k = ``_ShapleyState.rounds``, alpha = ``memory``, m = slate.size.
 
     Deviations: at first, the paper asks clients in a fixed order; here the order is random. The last of these rounds is
     filled up at random, as in the authors' code. Clients that were asked and never delivered have the value 0. Values
@@ -210,13 +210,13 @@ class GreedyFed(Selector[ShapleyState]):
         """Shapley values of the cohort's models."""
         return frozenset({SHAPLEY_VALUE})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> ShapleyState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _ShapleyState:
         """Start with no client asked."""
-        return ShapleyState(*(np.zeros(clients.n) for _ in range(3)))
+        return _ShapleyState(*(np.zeros(clients.n) for _ in range(3)))
 
     def select(
-        self, state: ShapleyState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, ShapleyState]:
+        self, state: _ShapleyState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _ShapleyState]:
         """Take clients that were never asked while there are any, then the most valuable ones."""
         value, asked = slate.of_candidates(state.value), slate.of_candidates(state.asked)
         new = np.flatnonzero(asked == 0)
@@ -235,9 +235,9 @@ class GreedyFed(Selector[ShapleyState]):
             parts={"value": value, "never asked": (asked == 0).astype(np.float64)},
             notes={"asked for the first time": int(min(len(new), slate.size))},
         )
-        return cohort, ShapleyState(state.value, state.rounds, asked_now)
+        return cohort, _ShapleyState(state.value, state.rounds, asked_now)
 
-    def update(self, state: ShapleyState, outcome: Outcome) -> ShapleyState:
+    def update(self, state: _ShapleyState, outcome: Outcome) -> _ShapleyState:
         """Update the values of the clients whose models arrived."""
         clients = outcome.clients[outcome.ok]
         new = outcome[SHAPLEY_VALUE][outcome.ok]
@@ -245,4 +245,4 @@ class GreedyFed(Selector[ShapleyState]):
         rounds[clients] += 1
         past = (rounds[clients] - 1) / rounds[clients] if self.memory is None else self.memory
         value[clients] = past * value[clients] + (1 - past) * new
-        return ShapleyState(value, rounds, state.asked)
+        return _ShapleyState(value, rounds, state.asked)

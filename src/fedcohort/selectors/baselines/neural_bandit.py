@@ -26,7 +26,7 @@ _LONGEST_GRADIENT = 1.0  # longer gradients are shortened, so that one odd rewar
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeuralState(ContextState):
+class _NeuralState(ContextState):
     """The contexts, the network, the linear layer over its features, and the observations it is trained on."""
 
     first: FloatArray  # (h, d + 1) W_1
@@ -40,7 +40,7 @@ class NeuralState(ContextState):
 
 @register("neural-bandit")
 @dataclass(frozen=True, kw_only=True)
-class NeuralBandit(ContextualBandit[NeuralState]):
+class NeuralBandit(ContextualBandit[_NeuralState]):
     r"""Score contexts with a linear bandit over features that a small network learns ([Xu2020]_, Algorithm 1).
 
     .. math::
@@ -105,11 +105,11 @@ class NeuralBandit(ContextualBandit[NeuralState]):
     rate: float = param(0.1, Interval(float, 0, None, "neither"), "size of a gradient step (eta)")
     memory: int = param(256, Interval(int, 1, None), "observations the network is trained on")
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> NeuralState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _NeuralState:
         """Return random weights and no observations."""
         d, h = len(self.context) + 1, self.width
-        return NeuralState(
-            **NeuralState.unknown(clients.n, len(self.context)),
+        return _NeuralState(
+            **_NeuralState.unknown(clients.n, len(self.context)),
             first=rng.standard_normal((h, d)) * np.sqrt(2 / d),
             second=rng.standard_normal((h, h)) * np.sqrt(2 / h),
             gram=self.ridge * np.eye(h),
@@ -121,12 +121,12 @@ class NeuralBandit(ContextualBandit[NeuralState]):
 
     def score(
         self,
-        state: NeuralState,
+        state: _NeuralState,
         slate: Slate,
         context: Mapping[str, FloatArray],
         notes: Notes,
         rng: np.random.Generator,
-    ) -> tuple[FloatArray, dict[str, FloatArray], NeuralState]:
+    ) -> tuple[FloatArray, dict[str, FloatArray], _NeuralState]:
         """Return U of every candidate."""
         features = forward(state.first, state.second, network_input(np.stack(list(context.values()), axis=1))).features
         promise = features @ solution(state.gram, state.moment)
@@ -135,7 +135,7 @@ class NeuralBandit(ContextualBandit[NeuralState]):
         notes["observations"] = state.stored
         return promise + bonus, {"promise": promise, "exploration": bonus}, state
 
-    def learn(self, state: NeuralState, clients: IntArray, context: FloatArray, rewards: FloatArray) -> NeuralState:
+    def learn(self, state: _NeuralState, clients: IntArray, context: FloatArray, rewards: FloatArray) -> _NeuralState:
         """Add the observations to the last layer and the memory; train the network every ``interval`` rounds."""
         context, rewards = context[-self.memory :], rewards[-self.memory :]
         x = network_input(context)
@@ -162,7 +162,7 @@ class NeuralBandit(ContextualBandit[NeuralState]):
         )
 
 
-class Layers(NamedTuple):
+class _Layers(NamedTuple):
     """The outputs of the network's layers."""
 
     hidden: FloatArray  # (n, h) sigma(W_1 x)
@@ -180,10 +180,10 @@ def network_input(context: FloatArray) -> FloatArray:
     return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
-def forward(first: FloatArray, second: FloatArray, x: FloatArray) -> Layers:
+def forward(first: FloatArray, second: FloatArray, x: FloatArray) -> _Layers:
     """Return the layers of the network for inputs (n, d + 1)."""
     hidden = np.maximum(x @ first.T, 0.0)
-    return Layers(hidden, np.maximum(hidden @ second.T, 0.0))
+    return _Layers(hidden, np.maximum(hidden @ second.T, 0.0))
 
 
 def gradients(

@@ -24,7 +24,7 @@ from fedcohort.selectors.baselines.oort.guidance import Guidance, OortState
 
 
 @dataclass(frozen=True)
-class PyramidState(OortState):
+class _PyramidState(OortState):
     """What PyramidFL remembers: the state of Oort, with durations of the usual work, and the work assigned."""
 
     given: FloatArray = per_client()  # (N,) work of the client's last cohort, as a multiple of the usual
@@ -32,7 +32,7 @@ class PyramidState(OortState):
 
 @register("pyramidfl")
 @dataclass(frozen=True, kw_only=True)
-class PyramidFL(Guidance, Selector[PyramidState]):
+class PyramidFL(Guidance, Selector[_PyramidState]):
     r"""Draw a cohort as Oort does, and give fast clients extra work until the slowest returns ([Li2022]_).
 
     .. math:: w_i = 1 + \min\Big(e,\; \frac{\max_{j \in S} t_j - t_i}{t_i}\Big)
@@ -77,15 +77,15 @@ class PyramidFL(Guidance, Selector[PyramidState]):
         """What Oort needs, and always durations."""
         return frozenset({Signal.SIZES, Signal.LOSS_RMS, Signal.DURATION})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> PyramidState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _PyramidState:
         """Start with no client explored."""
         start = self.fresh(clients)
         fields = {f.name: getattr(start, f.name) for f in dataclasses.fields(start)}
-        return PyramidState(**fields, given=np.ones(clients.n))
+        return _PyramidState(**fields, given=np.ones(clients.n))
 
     def select(
-        self, state: PyramidState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, PyramidState]:
+        self, state: _PyramidState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _PyramidState]:
         """Draw as Oort does, and assign work."""
         cohort = self.choose(state, slate, rng)
         work = self._work(state, cohort.clients)
@@ -99,7 +99,7 @@ class PyramidFL(Guidance, Selector[PyramidState]):
         )
         return cohort, dataclasses.replace(state, given=given)
 
-    def _work(self, state: PyramidState, clients: IntArray) -> FloatArray:
+    def _work(self, state: _PyramidState, clients: IntArray) -> FloatArray:
         """(k,) work of each client as a multiple of the usual."""
         seconds, work = state.seconds[clients], np.ones(len(clients))
         timed = _has_duration(state)[clients]
@@ -108,11 +108,11 @@ class PyramidFL(Guidance, Selector[PyramidState]):
             work[timed] += np.minimum(self.most_extra, spare / seconds[timed])
         return work
 
-    def update(self, state: PyramidState, outcome: Outcome) -> PyramidState:
+    def update(self, state: _PyramidState, outcome: Outcome) -> _PyramidState:
         """Learn utilities, and durations of the usual work."""
         return self.learn(state, outcome, outcome[Signal.DURATION] / state.given[outcome.clients])
 
 
-def _has_duration(state: PyramidState) -> BoolArray:
+def _has_duration(state: _PyramidState) -> BoolArray:
     """(N,) whether a client's duration is known; a duration of 0 does not count."""
     return np.asarray((state.last > 0) & (state.seconds > 0))

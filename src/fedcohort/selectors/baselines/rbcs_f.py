@@ -25,7 +25,7 @@ BLOCK = 4096
 
 
 @dataclass(frozen=True)
-class QueueState:
+class _QueueState:
     """What RBCS-F remembers about each client."""
 
     queue: FloatArray = per_client()  # (N,) Z, rounds that the client is owed
@@ -39,7 +39,7 @@ class QueueState:
 
 @register("rbcs-f")
 @dataclass(frozen=True, kw_only=True)
-class RbcsF(Selector[QueueState]):
+class RbcsF(Selector[_QueueState]):
     r"""Choose the cohort that best trades the round's duration against what clients are owed ([Huang2021]_, RBCS-F).
 
     .. math::
@@ -104,14 +104,14 @@ class RbcsF(Selector[QueueState]):
         """Durations."""
         return frozenset({Signal.DURATION})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> QueueState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _QueueState:
         """Start with empty queues."""
         zeros = np.zeros(clients.n)
-        return QueueState(zeros, np.full(clients.n, -2.0), zeros, zeros, zeros, zeros, zeros)
+        return _QueueState(zeros, np.full(clients.n, -2.0), zeros, zeros, zeros, zeros, zeros)
 
     def select(
-        self, state: QueueState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, QueueState]:
+        self, state: _QueueState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _QueueState]:
         """Minimise the duration minus the queues; let queues grow, and shrink those of the cohort."""
         warm = (state.last == slate.round - 1).astype(np.float64)
         estimate, width = (slate.of_candidates(a) for a in self.durations(state, warm))
@@ -134,7 +134,7 @@ class RbcsF(Selector[QueueState]):
         changed = dataclasses.replace(state, queue=np.maximum(queue, 0.0), last=last, warm=context)
         return cohort, changed
 
-    def update(self, state: QueueState, outcome: Outcome) -> QueueState:
+    def update(self, state: _QueueState, outcome: Outcome) -> _QueueState:
         """Learn durations."""
         ok, seconds = outcome.ok, outcome[Signal.DURATION]
         means = state.total[state.count > 0] / state.count[state.count > 0]
@@ -147,7 +147,7 @@ class RbcsF(Selector[QueueState]):
         new["total_warm"][clients] += seconds * warm
         return dataclasses.replace(state, **new)
 
-    def durations(self, state: QueueState, warm: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def durations(self, state: _QueueState, warm: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(N,) expected durations as multiples of the mean, and widths of their bounds, for contexts (1, warm)."""
         # H = [[first, m], [m, second]] with m = count_warm, as warm is 0 or 1.
         m = state.count_warm

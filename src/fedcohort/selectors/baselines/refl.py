@@ -20,7 +20,7 @@ from fedcohort.core.top import top_k
 
 
 @dataclass(frozen=True)
-class PresenceState:
+class _PresenceState:
     """What REFL remembers about each client's availability."""
 
     present: FloatArray = per_client()  # (N,) 1 if it was a candidate in the last round
@@ -31,7 +31,7 @@ class PresenceState:
 
 @register("refl")
 @dataclass(frozen=True, kw_only=True)
-class Refl(Selector[PresenceState]):
+class Refl(Selector[_PresenceState]):
     r"""Take the candidates that are least likely to be available in the next round ([Abdelmoniem2023]_).
 
     This is the paper's intelligent participant selection (IPS). Clients are taken in ascending order of the forecast
@@ -85,14 +85,14 @@ class Refl(Selector[PresenceState]):
 
     starves = "clients that stay available come after all that leave sooner"
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> PresenceState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _PresenceState:
         """Start without observations."""
         zeros = np.zeros(clients.n)
-        return PresenceState(zeros, zeros, zeros, zeros)
+        return _PresenceState(zeros, zeros, zeros, zeros)
 
     def select(
-        self, state: PresenceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, PresenceState]:
+        self, state: _PresenceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _PresenceState]:
         """Count which clients stayed, and take the lowest forecasts."""
         present = np.zeros(slate.n)
         present[slate.candidates] = 1.0
@@ -112,8 +112,8 @@ class Refl(Selector[PresenceState]):
             parts={"forecast": forecast, "rounds to wait": wait},
             notes={"available": len(slate.candidates), "holding off": int((wait > 0).sum())},
         )
-        return cohort, PresenceState(present, stayed, left, free)
+        return cohort, _PresenceState(present, stayed, left, free)
 
-    def update(self, state: PresenceState, outcome: Outcome) -> PresenceState:
+    def update(self, state: _PresenceState, outcome: Outcome) -> _PresenceState:
         """Learn nothing, because availability is seen before the round."""
         return state

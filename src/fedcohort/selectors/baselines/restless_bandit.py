@@ -28,7 +28,7 @@ _FORGET = 0.9  # factor per round of past rounds in the running mean and varianc
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestlessState(ContextState):
+class _RestlessState(ContextState):
     """The contexts, the Markov chain of the hidden state, and one linear model of the rewards for each state."""
 
     gram: FloatArray  # (S, d, d)
@@ -43,7 +43,7 @@ class RestlessState(ContextState):
 
 @register("restless-bandit")
 @dataclass(frozen=True, kw_only=True)
-class RestlessBandit(ContextualBandit[RestlessState]):
+class RestlessBandit(ContextualBandit[_RestlessState]):
     r"""Predict a hidden state that all clients share, and take the best contexts under it ([Yemini2021]_).
 
     Rewards :math:`r_i` are linear in the context, with coefficients that depend on a state common to all clients. The
@@ -100,11 +100,11 @@ class RestlessBandit(ContextualBandit[RestlessState]):
     exploration: float = param(3.0, Interval(float, 0, None), "about c ln t of t rounds explore (c)")
     ridge: float = param(1.0, Interval(float, 0, None, "neither"), "regularisation (lambda)")
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> RestlessState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _RestlessState:
         """Start without observations."""
         d, s = len(self.context), self.states
-        return RestlessState(
-            **RestlessState.unknown(clients.n, len(self.context)),
+        return _RestlessState(
+            **_RestlessState.unknown(clients.n, len(self.context)),
             gram=np.tile(self.ridge * np.eye(d), (s, 1, 1)),
             moment=np.zeros((s, d)),
             transitions=np.zeros((s, s)),
@@ -117,12 +117,12 @@ class RestlessBandit(ContextualBandit[RestlessState]):
 
     def score(
         self,
-        state: RestlessState,
+        state: _RestlessState,
         slate: Slate,
         context: Mapping[str, FloatArray],
         notes: Notes,
         rng: np.random.Generator,
-    ) -> tuple[FloatArray, dict[str, FloatArray], RestlessState]:
+    ) -> tuple[FloatArray, dict[str, FloatArray], _RestlessState]:
         """Return the expected rewards under the next state's distribution; zeros in a round that explores."""
         following = next_distribution(state.transitions, state.at)
         theta = following @ np.stack([solution(g, b) for g, b in zip(state.gram, state.moment, strict=True)])
@@ -135,7 +135,9 @@ class RestlessBandit(ContextualBandit[RestlessState]):
             return np.zeros(len(slate.candidates)), parts, state
         return np.stack(list(context.values()), axis=1) @ theta, parts, state
 
-    def learn(self, state: RestlessState, clients: IntArray, context: FloatArray, rewards: FloatArray) -> RestlessState:
+    def learn(
+        self, state: _RestlessState, clients: IntArray, context: FloatArray, rewards: FloatArray
+    ) -> _RestlessState:
         """Infer the round's state, count the transition, and add to the regression of that state."""
         if not len(rewards):
             return state

@@ -24,7 +24,7 @@ _MEMORY = 10  # a client's latency is the mean of about this many durations
 
 
 @dataclass(frozen=True)
-class TierState:
+class _TierState:
     """What TiFL remembers."""
 
     tier: int  # the tier drawn last, -1 before the first
@@ -40,7 +40,7 @@ class TierState:
 
 @register("tifl")
 @dataclass(frozen=True, kw_only=True)
-class TiFL(Selector[TierState]):
+class TiFL(Selector[_TierState]):
     r"""Draw a tier of clients with similar latency, and the cohort from that tier ([Chai2020]_, adaptive).
 
     1. Profiling: clients that were never timed come first. Latencies divide the others into T tiers.
@@ -104,15 +104,15 @@ class TiFL(Selector[TierState]):
         """Durations, and losses if probabilities follow them."""
         return frozenset({Signal.DURATION, Signal.LOSS} if self.adaptive else {Signal.DURATION})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> TierState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _TierState:
         """Start without durations, and with equal probabilities."""
         zeros, unknown = np.zeros(clients.n), np.full(clients.n, np.nan)
         chance, before = np.full(self.tiers, 1.0 / self.tiers), np.full(self.tiers, np.nan)
-        return TierState(-1, 0, chance, self._credits(), before, zeros, zeros, zeros, unknown)
+        return _TierState(-1, 0, chance, self._credits(), before, zeros, zeros, zeros, unknown)
 
     def select(
-        self, state: TierState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, TierState]:
+        self, state: _TierState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _TierState]:
         """Take clients that were never timed, and fill up from one tier."""
         tier = self.tiers_of(state)
         if self.adaptive and state.rounds and state.rounds % self.interval == 0:
@@ -143,7 +143,7 @@ class TiFL(Selector[TierState]):
         )
         return cohort, state
 
-    def update(self, state: TierState, outcome: Outcome) -> TierState:
+    def update(self, state: _TierState, outcome: Outcome) -> _TierState:
         """Learn durations and losses."""
         asked, loss, ok = state.asked.copy(), state.loss.copy(), outcome.ok
         asked[outcome.clients] += 1
@@ -153,7 +153,7 @@ class TiFL(Selector[TierState]):
             loss[clients] = outcome[Signal.LOSS][ok]
         return dataclasses.replace(state, seconds=seconds, timed=timed, asked=asked, loss=loss)
 
-    def tiers_of(self, state: TierState) -> IntArray:
+    def tiers_of(self, state: _TierState) -> IntArray:
         """(N,) tier of each client from 0, the fastest; clients never timed are in the slowest."""
         known = state.timed > 0
         if not known.any():
@@ -165,7 +165,7 @@ class TiFL(Selector[TierState]):
     def _credits(self) -> FloatArray:
         return np.arange(self.tiers, 0, -1, dtype=np.float64) * float(self.credits or 0)
 
-    def _draw(self, state: TierState, present: BoolArray, rng: np.random.Generator) -> tuple[int, FloatArray]:
+    def _draw(self, state: _TierState, present: BoolArray, rng: np.random.Generator) -> tuple[int, FloatArray]:
         """Draw a tier with candidates (``present``, (T,)) and credits; return it and the remaining credits."""
         if self.credits is None:
             chance = state.chance * present
@@ -177,7 +177,7 @@ class TiFL(Selector[TierState]):
         left[drawn] -= 1
         return drawn, left
 
-    def _compare_tiers(self, state: TierState, tier: IntArray) -> TierState:
+    def _compare_tiers(self, state: _TierState, tier: IntArray) -> _TierState:
         """Compare the tiers' losses with those of the last comparison."""
         known = np.isfinite(state.loss)
         count = np.bincount(tier[known], minlength=self.tiers)

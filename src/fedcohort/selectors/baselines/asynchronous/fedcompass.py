@@ -21,7 +21,7 @@ from fedcohort.core.signals import Signal
 
 
 @dataclass(frozen=True)
-class CompassState:
+class _CompassState:
     """What FedCompass knows about time and speed."""
 
     now: float  # seconds, from reported durations
@@ -34,7 +34,7 @@ class CompassState:
 
 @register("fedcompass")
 @dataclass(frozen=True, kw_only=True)
-class FedCompass(Selector[CompassState]):
+class FedCompass(Selector[_CompassState]):
     r"""Choose clients uniformly, and assign each the work with which it answers together with others ([Li2024]_).
 
     A client of known speed joins the group of busy clients in which it can do the most work,
@@ -96,14 +96,14 @@ class FedCompass(Selector[CompassState]):
         """Durations."""
         return frozenset({Signal.DURATION})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> CompassState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _CompassState:
         """Start without durations."""
         zeros, unknown = np.zeros(clients.n), np.full(clients.n, np.nan)
-        return CompassState(0.0, unknown, zeros, zeros, unknown, unknown)
+        return _CompassState(0.0, unknown, zeros, zeros, unknown, unknown)
 
     def select(
-        self, state: CompassState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, CompassState]:
+        self, state: _CompassState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _CompassState]:
         """Draw clients, and assign work to the fastest first."""
         pace = slate.of_candidates(state.pace)
         clients = slate.candidates[rng.choice(len(pace), slate.size, replace=False)]
@@ -140,7 +140,7 @@ class FedCompass(Selector[CompassState]):
         to_start = to_start[to_start <= self.most]
         return max(float(to_start.max()), self.least) if len(to_start) else self.most
 
-    def update(self, state: CompassState, outcome: Outcome) -> CompassState:
+    def update(self, state: _CompassState, outcome: Outcome) -> _CompassState:
         """Update the speed of clients that answered; clients that answered or failed leave their group."""
         ok = outcome.ok
         clients, seconds = outcome.clients[ok], np.maximum(outcome[Signal.DURATION][ok], 0.0)

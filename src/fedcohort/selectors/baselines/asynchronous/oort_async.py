@@ -23,7 +23,7 @@ from fedcohort.selectors.numerics.sampling import weighted_sample
 
 
 @dataclass(frozen=True)
-class AsyncOortState:
+class _AsyncOortState:
     """What asynchronous Oort remembers."""
 
     achieved: FloatArray  # (2 W,) statistical utility reported during each of the last models, the newest last
@@ -36,7 +36,7 @@ class AsyncOortState:
 
 @register("oort-async")
 @dataclass(frozen=True, kw_only=True)
-class AsyncOort(Selector[AsyncOortState]):
+class AsyncOort(Selector[_AsyncOortState]):
     r"""Oort with models instead of rounds, and a percentile as the preferred duration ([Lai2021]_, [Flame]_).
 
     .. math::
@@ -109,12 +109,12 @@ class AsyncOort(Selector[AsyncOortState]):
         """Sizes, root mean squared losses, durations and staleness."""
         return frozenset({Signal.SIZES, Signal.LOSS_RMS, Signal.DURATION, Signal.STALENESS})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> AsyncOortState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _AsyncOortState:
         """Start with no client explored."""
         zeros, unknown = np.zeros(clients.n), np.full(clients.n, np.nan)
-        return AsyncOortState(np.zeros(2 * self.window), 0, self.threshold, unknown, zeros, zeros)
+        return _AsyncOortState(np.zeros(2 * self.window), 0, self.threshold, unknown, zeros, zeros)
 
-    def preferred(self, state: AsyncOortState) -> float:
+    def preferred(self, state: _AsyncOortState) -> float:
         """Return T in seconds; infinity if no client is too slow."""
         known = np.sort(state.seconds[np.isfinite(state.utility)])
         if state.threshold >= 100 or not len(known):
@@ -122,8 +122,8 @@ class AsyncOort(Selector[AsyncOortState]):
         return float(known[min(int(len(known) * state.threshold / 100), len(known) - 1)])
 
     def select(
-        self, state: AsyncOortState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, AsyncOortState]:
+        self, state: _AsyncOortState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _AsyncOortState]:
         """Explore with probability epsilon, else draw from the clients near the best."""
         utility, last = slate.of_candidates(state.utility), slate.of_candidates(state.last)
         explored = np.isfinite(utility)
@@ -170,7 +170,7 @@ class AsyncOort(Selector[AsyncOortState]):
         picked[cohort.clients] = slate.round + 1
         return cohort, replace(state, last=picked)
 
-    def update(self, state: AsyncOortState, outcome: Outcome) -> AsyncOortState:
+    def update(self, state: _AsyncOortState, outcome: Outcome) -> _AsyncOortState:
         """Update the clients that answered, and let the pacer compare."""
         ok = outcome.ok
         clients = outcome.clients[ok]
@@ -190,4 +190,4 @@ class AsyncOort(Selector[AsyncOortState]):
             achieved = np.append(achieved[1:], 0.0)
         achieved = np.append(achieved[:-1], achieved[-1] + gained.sum())
         models = max(state.models, now)
-        return AsyncOortState(achieved, models, threshold, utility, state.last, seconds)
+        return _AsyncOortState(achieved, models, threshold, utility, state.last, seconds)

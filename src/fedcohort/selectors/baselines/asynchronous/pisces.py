@@ -23,7 +23,7 @@ _SEEN = 5  # reports whose staleness is averaged, and models over which losses a
 
 
 @dataclass(frozen=True)
-class PiscesState:
+class _PiscesState:
     """What Pisces remembers."""
 
     places: int  # most clients that were busy at the same time
@@ -35,7 +35,7 @@ class PiscesState:
 
 @register("pisces")
 @dataclass(frozen=True, kw_only=True)
-class Pisces(Selector[PiscesState]):
+class Pisces(Selector[_PiscesState]):
     r"""Prefer clients with large losses whose updates will not be stale, and explore new ones ([Jiang2022]_).
 
     .. math:: U_k = |B_k| \sqrt{\tfrac{1}{|B_k|} \sum_{i \in B_k} Loss(i)^2} \cdot \frac{1}{(\tilde\tau_k + 1)^\beta}
@@ -102,16 +102,16 @@ class Pisces(Selector[PiscesState]):
         """Sizes, root mean squared losses and staleness."""
         return frozenset({Signal.SIZES, Signal.LOSS_RMS, Signal.STALENESS})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> PiscesState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _PiscesState:
         """Start with no client explored."""
         unknown = np.full(clients.n, np.nan)
-        return PiscesState(
+        return _PiscesState(
             0, unknown, unknown, np.full((clients.n, _SEEN), np.nan), np.full(clients.n, float(self.credits or 0))
         )
 
     def select(
-        self, state: PiscesState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, PiscesState]:
+        self, state: _PiscesState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _PiscesState]:
         """Explore with probability epsilon, else take the largest utilities."""
         loss, lags = slate.of_candidates(state.loss), slate.of_candidates(state.lags)
         statistical = slate.of_candidates(slate.clients.sizes) * loss
@@ -148,9 +148,9 @@ class Pisces(Selector[PiscesState]):
         )
         busy = slate.size + (0 if slate.busy is None else len(slate.busy))
         places = max(state.places, busy)
-        return cohort, PiscesState(places, state.loss, state.version, state.lags, state.credits)
+        return cohort, _PiscesState(places, state.loss, state.version, state.lags, state.credits)
 
-    def update(self, state: PiscesState, outcome: Outcome) -> PiscesState:
+    def update(self, state: _PiscesState, outcome: Outcome) -> _PiscesState:
         """Update the losses and staleness of the clients that answered, and look for outliers."""
         clients = outcome.clients[outcome.ok]
         loss, version, lags = state.loss.copy(), state.version.copy(), state.lags.copy()
@@ -164,7 +164,7 @@ class Pisces(Selector[PiscesState]):
                 outliers = recent[self._outliers(loss[recent], max(state.places // 2, 1))]
                 credits = credits.copy()
                 credits[np.intersect1d(clients, outliers)] -= 1
-        return PiscesState(state.places, loss, version, lags, credits)
+        return _PiscesState(state.places, loss, version, lags, credits)
 
     def _outliers(self, losses: FloatArray, min_near: int) -> BoolArray:
         """(r,) which losses DBSCAN calls outliers: no loss within the radius has ``min_near`` losses within it."""

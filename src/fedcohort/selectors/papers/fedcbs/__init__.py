@@ -4,6 +4,6 @@
 :mod:`fedcohort.selectors.numerics.class_balance`, because other selectors use it too.
 """
 
-from fedcohort.selectors.papers.fedcbs.selector import BalancedState, FedCBS, Weighting, draw_group
+from fedcohort.selectors.papers.fedcbs.selector import FedCBS, Weighting, draw_group
 
-__all__ = ["BalancedState", "FedCBS", "Weighting", "draw_group"]
+__all__ = ["FedCBS", "Weighting", "draw_group"]

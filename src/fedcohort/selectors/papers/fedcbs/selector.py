@@ -25,7 +25,7 @@ _LOG_RESOLUTION = 53 * math.log(2)  # a uniform random double has 53 bits
 
 
 @dataclass(frozen=True)
-class BalancedState:
+class _BalancedState:
     """What Fed-CBS remembers about each client."""
 
     pulls: FloatArray = per_client()  # (N,) T_n, how often the client was selected, plus 1
@@ -33,7 +33,7 @@ class BalancedState:
 
 @register("fedcbs")
 @dataclass(frozen=True, kw_only=True)
-class FedCBS(Selector[BalancedState]):
+class FedCBS(Selector[_BalancedState]):
     r"""Draw clients one by one so that their combined data is balanced ([Zhang2023]_, Algorithm 1 and Sec. 3.3).
 
     .. math::
@@ -104,13 +104,13 @@ class FedCBS(Selector[BalancedState]):
         """Inner products of labels, and sizes, which label counts contain."""
         return frozenset({Signal.LABEL_PRODUCTS, Signal.SIZES})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> BalancedState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _BalancedState:
         """Start with T_n = 1 for every client."""
-        return BalancedState(np.ones(clients.n))
+        return _BalancedState(np.ones(clients.n))
 
     def select(
-        self, state: BalancedState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, BalancedState]:
+        self, state: _BalancedState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _BalancedState]:
         """Draw the cohort."""
         labels = slate.clients.labels
         group = group_of(
@@ -130,13 +130,13 @@ class FedCBS(Selector[BalancedState]):
         )
         pulls = state.pulls.copy()
         pulls[cohort.clients] += 1  # T_n also counts selections that fail
-        return cohort, BalancedState(pulls)
+        return cohort, _BalancedState(pulls)
 
     def draw(self, group: ClassBalance, size: int, bonus: FloatArray, rng: np.random.Generator) -> DrawnGroup:
         """Draw ``size`` clients into the empty ``group``, the first with the exploration ``bonus`` (c,)."""
         return draw_group(group, size, Weighting(beta=self.beta, floor=self.floor, exploration=bonus), rng)
 
-    def update(self, state: BalancedState, outcome: Outcome) -> BalancedState:
+    def update(self, state: _BalancedState, outcome: Outcome) -> _BalancedState:
         """Learn nothing."""
         return state
 

@@ -4,6 +4,6 @@
 ``process.py`` the Gaussian process and its fit (Secs. 4.2 and 4.5).
 """
 
-from fedcohort.selectors.papers.fedcor.selector import CorrelationState, FedCor
+from fedcohort.selectors.papers.fedcor.selector import FedCor
 
-__all__ = ["CorrelationState", "FedCor"]
+__all__ = ["FedCor"]

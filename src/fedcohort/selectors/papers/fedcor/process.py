@@ -23,7 +23,7 @@ _MAX_SINGLE = 1e16  # largest square of change over noise for single precision
 
 
 @dataclass(frozen=True)
-class SampleGroup:
+class _SampleGroup:
     """Samples of loss changes in which the same clients answered.
 
     Attributes
@@ -41,7 +41,7 @@ class SampleGroup:
     weights: FloatArray
 
 
-def group_samples(changes: FloatArray, weights: FloatArray) -> list[SampleGroup]:
+def group_samples(changes: FloatArray, weights: FloatArray) -> list[_SampleGroup]:
     """Group the samples by the clients that answered, so that each group needs only one matrix inversion.
 
     Parameters
@@ -61,11 +61,11 @@ def group_samples(changes: FloatArray, weights: FloatArray) -> list[SampleGroup]
         mask = answered[:, columns[0]]
         rows = None if mask.all() else np.flatnonzero(mask)
         values = changes[:, columns] if rows is None else changes[rows][:, columns]
-        groups.append(SampleGroup(rows, np.ascontiguousarray(values), weights[columns]))
+        groups.append(_SampleGroup(rows, np.ascontiguousarray(values), weights[columns]))
     return groups
 
 
-def likelihood_gradient(embedding: FloatArray, groups: list[SampleGroup], noise: float) -> FloatArray:
+def likelihood_gradient(embedding: FloatArray, groups: list[_SampleGroup], noise: float) -> FloatArray:
     r"""Return the gradient (N, d) of the weighted log-likelihood, :math:`\Phi(X)` of [Tang2022]_ Eq. 17.
 
     With the inner matrix A = X' X + s^2 I (d, d) and c = A^-1 X'y, the gradient of one sample is
@@ -80,7 +80,7 @@ def likelihood_gradient(embedding: FloatArray, groups: list[SampleGroup], noise:
 Factors = list[tuple[FloatArray, FloatArray]]  # P (d, d) and Q (T, d) of each group
 
 
-def _factors(sums: FloatArray, groups: list[SampleGroup], noise: float) -> Factors:
+def _factors(sums: FloatArray, groups: list[_SampleGroup], noise: float) -> Factors:
     """Return P and Q of each group, given the total of :meth:`_Block.sums`."""
     s2, d = noise * noise, len(sums)
     factors = []
@@ -107,7 +107,7 @@ class _Block:
     def __init__(
         self,
         embedding: FloatArray,
-        groups: list[SampleGroup],
+        groups: list[_SampleGroup],
         start: int,
         stop: int,
         memory: FloatArray,
@@ -235,7 +235,7 @@ def _precision(changes: FloatArray, noise: float) -> type[np.floating[Any]]:
     return np.float32 if (largest / noise) ** 2 < _MAX_SINGLE else np.float64
 
 
-def _blocks(embedding: FloatArray, groups: list[SampleGroup], precision: type[np.floating[Any]]) -> list[_Block]:
+def _blocks(embedding: FloatArray, groups: list[_SampleGroup], precision: type[np.floating[Any]]) -> list[_Block]:
     """Divide the clients into blocks, which are consecutive in memory."""
     n, d = embedding.shape
     height = d + sum(len(group.weights) for group in groups)

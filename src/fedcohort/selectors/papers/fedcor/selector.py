@@ -38,7 +38,7 @@ _MAX_CHANGE = 1e30  # larger changes are clipped, so that their squares stay fin
 
 
 @dataclass(frozen=True)
-class CorrelationState:
+class _CorrelationState:
     """What FedCor remembers."""
 
     taken: IntArray  # (H,) round of each sample in ``changes``, -1 for none
@@ -53,7 +53,7 @@ class CorrelationState:
 
 @register("fedcor")
 @dataclass(frozen=True, kw_only=True)
-class FedCor(Selector[CorrelationState]):
+class FedCor(Selector[_CorrelationState]):
     r"""Pick clients by the expected drop of the global loss under a Gaussian process ([Tang2022]_, Algorithms 1, 2).
 
     The loss changes of one round are modelled as :math:`\Delta l \sim N(0, X X^T + s^2 I)`. Until the cohort is full,
@@ -167,10 +167,10 @@ class FedCor(Selector[CorrelationState]):
             needed.add(Signal.TRIAL_QUERY)
         return frozenset(needed)
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> CorrelationState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _CorrelationState:
         """Start with embeddings drawn from N(0, 1/d)."""
         kept = max(self.old_warmup + 1, (self.old + 1) * self.trials)
-        return CorrelationState(
+        return _CorrelationState(
             embedding=rng.normal(0.0, 1.0 / math.sqrt(self.dimension), (clients.n, self.dimension)),
             picks=np.zeros(clients.n),
             losses=np.full(clients.n, np.nan),
@@ -178,7 +178,7 @@ class FedCor(Selector[CorrelationState]):
             taken=np.full(kept, -1, dtype=np.int64),
         )
 
-    def grow(self, state: CorrelationState, clients: ClientTable, rng: np.random.Generator) -> CorrelationState:
+    def grow(self, state: _CorrelationState, clients: ClientTable, rng: np.random.Generator) -> _CorrelationState:
         """Draw new embeddings as large as the current ones, so that no client is picked only for being new."""
         grown = super().grow(state, clients, rng)
         known = len(state.embedding)
@@ -195,7 +195,7 @@ class FedCor(Selector[CorrelationState]):
         """Return whether round t itself is a sample, so that its cohort is uniform."""
         return t < self.warmup or (self.samples == "round" and self._due(t))
 
-    def query(self, state: CorrelationState, slate: Slate, rng: np.random.Generator) -> Query | None:
+    def query(self, state: _CorrelationState, slate: Slate, rng: np.random.Generator) -> Query | None:
         """Ask for losses before and after a round that is a sample, or for trials."""
         if self._measures(slate.round) or state.measured >= 0:
             return Losses(slate.candidates)
@@ -204,8 +204,8 @@ class FedCor(Selector[CorrelationState]):
         return None
 
     def select(
-        self, state: CorrelationState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, CorrelationState]:
+        self, state: _CorrelationState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _CorrelationState]:
         """Learn from the answer, then pick."""
         if answer is not None:
             state = self._learn(state, slate, answer)
@@ -245,7 +245,7 @@ class FedCor(Selector[CorrelationState]):
             "annealing": greedy.drop - unannealed,
         }
 
-    def _learn(self, state: CorrelationState, slate: Slate, answer: Answer) -> CorrelationState:
+    def _learn(self, state: _CorrelationState, slate: Slate, answer: Answer) -> _CorrelationState:
         """Fit to the samples in the answer, if there are any; remember the losses if a sample begins."""
         t = slate.round
         fresh: list[tuple[int, FloatArray]] = []  # round and (N,) loss changes
@@ -264,7 +264,7 @@ class FedCor(Selector[CorrelationState]):
         fresh = [(at_round, change) for at_round, change in fresh if not np.isnan(change).all()]
         return self._fit(state, t, fresh) if fresh else state
 
-    def _fit(self, state: CorrelationState, t: int, fresh: list[tuple[int, FloatArray]]) -> CorrelationState:
+    def _fit(self, state: _CorrelationState, t: int, fresh: list[tuple[int, FloatArray]]) -> _CorrelationState:
         """Store new samples in the ring of the last H, fit the embedding to those in use, and reset the annealing."""
         changes, taken, count = state.changes.copy(), state.taken.copy(), state.samples
         for when, change in fresh:
@@ -293,7 +293,7 @@ class FedCor(Selector[CorrelationState]):
             picks=np.zeros(len(state.picks)),
         )
 
-    def update(self, state: CorrelationState, outcome: Outcome) -> CorrelationState:
+    def update(self, state: _CorrelationState, outcome: Outcome) -> _CorrelationState:
         """Count the picks for the annealing, and remember whether a sample's round produced a new model."""
         if outcome.round >= self.warmup:
             picks = state.picks.copy()
