@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from fedcohort.core.signals import LossOf, OnServer, Signal
 from fedcohort.session import Session
 
 CLIENTS, COHORT, CLASSES = 50, 5, 10
-SIGNALS = Signal.all()  # ours; a program that imports this may declare more
+SIGNALS = Signal.all()  # what the host could supply
 SURE = 1.5  # a lie helps if it takes this many times the places of honesty, which is more than chance
 
 
@@ -111,11 +111,11 @@ class Federation:
         change = -(trained @ near) / COHORT * self.base * 0.1
         return Answer(query, {query.answered_with: np.stack([self._said(row, everybody, "loss") for row in change])})
 
-    def report(self, cohort: Cohort) -> RoundReport:
+    def report(self, cohort: Cohort, wanted: Collection[Signal]) -> RoundReport:
         clients = cohort.clients
         loss = self.losses(cohort.round, clients)
         metrics: dict[Signal, Any] = {}
-        for signal in [s for s in SIGNALS if s.is_metric]:
+        for signal in [s for s in wanted if s.is_metric]:
             if isinstance(signal.how, LossOf):
                 metrics[signal] = loss * (0.8 if signal.how.model == "own" else 1.0)
             elif isinstance(signal.how, OnServer):
@@ -144,7 +144,7 @@ def share(make: Callable[[], Selector[Any]], lie: Lie | None, rounds: int, seed:
             break
         taken += int((cohort.clients < liars).sum())
         places += cohort.size
-        session.tell(federation.report(cohort))
+        session.tell(federation.report(cohort, session.selector.requires))
     return taken / places / (liars / CLIENTS)
 
 

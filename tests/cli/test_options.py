@@ -6,7 +6,21 @@ from typer.testing import CliRunner
 from fedcohort.cli.app import app
 
 COMMANDS = typer.main.get_command(app).commands
-EXPERIMENT = ["sweep", "set_", "out", "device", "processes", "engine", "address", "track", "explain", "quiet", "format"]
+EXPERIMENT = [
+    "sweep",
+    "set_",
+    "out",
+    "device",
+    "processes",
+    "engine",
+    "address",
+    "track",
+    "columns",
+    "wide",
+    "explain",
+    "quiet",
+    "format",
+]
 
 
 def option(command, name):

@@ -27,7 +27,7 @@ def test_a_journal_of_the_papers_form_does_not_continue_with_the_variant(tmp_pat
     [
         ("clustered", {"average": "size-mean"}, [], r"average='size-mean'"),
         ("clustered", {"speed": 3.0}, [], r"speed=3\.0"),
-        ("bounded", {}, ["most"], r"no parameter most"),
+        ("bounded", {}, ["share"], r"no parameter share"),
         ("flash", {"pool": 0.8, "reward": "robust-advantage"}, [], r"pool=0\.8"),
     ],
 )

@@ -59,7 +59,7 @@ def test_costs_are_booked_with_the_first_round(results: Any) -> None:
     assert first["counts-s0"]["query_bytes_up"] == 0
     assert first["rotated-s0"]["query_bytes_up"] == first["noisy-s0"]["query_bytes_up"] == 30 * 10 * 8
     assert 30 * 1_000 < first["encrypted-s0"]["query_bytes_up"] < 30 * 2_000
-    assert 0.01 < first["encrypted-s0"]["query_seconds"] < 300
+    assert 0 < first["encrypted-s0"]["query_seconds"] < 300
 
 
 def test_noise_costs_balance(results: Any) -> None:

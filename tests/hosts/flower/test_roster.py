@@ -146,5 +146,5 @@ def test_messages_the_superlink_refuses_are_named(fleet: Any, kit: Any) -> None:
     outbox = Outbox(Refusing(), fleet.clock, fleet.clock.sleep)  # type: ignore[arg-type]
     message = [Message(RecordDict(), dst_node_id=i, message_type="query") for i in (1, 2)]
     assert outbox.send({"a": message[0], "b": message[1]}) == ["b"]
-    assert outbox.owing() == {"a"}
+    assert outbox.unanswered() == {"a"}
     assert outbox.send({}) == []

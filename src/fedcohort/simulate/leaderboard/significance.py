@@ -66,7 +66,7 @@ def seeds_needed(difference: float, spread: float, comparisons: int = 1) -> int:
     """Return how many seeds show a difference with this standard deviation over seeds in four of five cases.
 
     >>> seeds_needed(0.3, 0.5), seeds_needed(0.3, 0.5, comparisons=5)
-    (24, 37)
+    (24, 36)
     """
     from scipy.special import stdtrit
 
