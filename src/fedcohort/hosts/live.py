@@ -6,6 +6,7 @@ round is, which clients are asked again and when a run gives up. :func:`play` co
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.core.errors import InputError
+from fedcohort.core.errors import DuplicateReportError, InputError
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, Status
 from fedcohort.core.signals import Signal
+from fedcohort.core.text import short_repr
 from fedcohort.hosts import orders
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.pace import Pace
@@ -28,6 +30,7 @@ from fedcohort.session.resume import participations
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 
+log = logging.getLogger(__name__)
 LOOK_EVERY = 0.25  # seconds between two checks of who is online, while nobody can be asked
 
 
@@ -97,7 +100,8 @@ class Messenger(ABC):
     def receive(self, until: float) -> Iterable[Reply]:
         """Return the replies of any cohort that have arrived since the last call.
 
-        If there are none, wait for the first one, at most until the time ``until``.
+        If there are none, wait for the first one, at most until the time ``until``. A reply that nobody was asked for,
+        and a second one to the same question, has no effect; a warning is logged.
         """
 
     def answer(self, query: Query, available: IntArray) -> Answer:
@@ -192,6 +196,7 @@ class Player:
         self.rounds = rounds
         self.online: IntArray = np.empty(0, np.int64)
         self.written_off: set[tuple[int, str]] = set()  # tickets and clients reported as failed without an answer
+        self._strangers: list[str] = []  # names that were online and that the session does not know
 
     def _lease(self, cohort: Cohort) -> str:
         """Lease a cohort; return which of its clients work for other runs, or an empty string."""
@@ -220,18 +225,27 @@ class Player:
 
     def _absent(self) -> list[str]:
         """Describe the clients that cannot take part, those that work for other runs included."""
+        absent = list(self._messenger.absent())
+        if self._strangers:
+            absent.append(f"{join_names(self._strangers)} unknown to the session")
         if self.leases is None:
-            return list(self._messenger.absent())
+            return absent
         runs: dict[str, list[str]] = {}
         for name, run in self.leases.elsewhere().items():
             if name in self.session.table:
                 runs.setdefault(run, []).append(name)
-        leased = [f"{join_names(names)} leased to {run} in {self.leases.path}" for run, names in runs.items()]
-        return [*self._messenger.absent(), *leased]
+        return absent + [f"{join_names(names)} leased to {run} in {self.leases.path}" for run, names in runs.items()]
 
     def _indices(self, clients: Sequence[str] | IntArray) -> IntArray:
         # An array is not copied, because the session recognises one that it has seen before.
-        return clients if isinstance(clients, np.ndarray) else self.session.table.indices(clients)
+        if isinstance(clients, np.ndarray):
+            return clients
+        # Whoever can reach a host may call itself anything, so strangers are left out; they do not end a run.
+        table = self.session.table
+        known = [name for name in clients if name in table]
+        if len(known) < len(clients):
+            self._strangers = [name for name in clients if name not in table]
+        return table.indices(known)
 
     def _check_feasible(self, session: Session, rules: Rules) -> None:
         """Refuse rules that the clients online cannot satisfy."""
@@ -240,22 +254,45 @@ class Player:
             spent = dict.fromkeys(session.table.names_of(self.online), 0) | participations(session.journal)
             rules.check_feasible(spent, size, self.rounds - session.round)
 
-    def _take_late(self, replies: Iterable[Reply]) -> None:
-        """Record replies that arrived after their round was closed."""
+    def _take_late(self, replies: Iterable[Reply]) -> list[tuple[Reply, CohortRow]]:
+        """Record replies that arrived after their round was closed; return them with their cohorts.
+
+        Clients may send anything at any time, so replies that nobody was asked for are dropped here.
+        """
+        taken = []
         for reply in replies:
+            cohort = self._asked_cohort(reply)
+            if cohort is None:
+                _drop(reply, "nobody has asked it for this")
+                continue
+            valid = reply.status in (Status.OK, Status.INVALID)
+            if (reply.ticket, reply.client) in self.written_off:
+                self.written_off.discard((reply.ticket, reply.client))
+            elif valid:
+                try:
+                    self.session.tell(RoundReport(reply.ticket, [reply.client]))
+                except DuplicateReportError:
+                    _drop(reply, "it has answered before")
+                    continue
             if self.leases is not None:
                 self.leases.release([reply.client])
-            if reply.status not in (Status.OK, Status.INVALID):
-                continue
-            if (reply.ticket, reply.client) not in self.written_off:
-                self.session.tell(RoundReport(reply.ticket, [reply.client]))
-            round_ = self._cohort_row(reply.ticket).round
-            why = f"answered after {reply.seconds:.1f} s, when the round was closed"
-            self._note_failures(round_, reply.ticket, {reply.client: why})
-            self._messenger.on_late(reply, round_)
+            taken.append((reply, cohort))
+            if valid:
+                why = f"answered after {reply.seconds:.1f} s, when the round was closed"
+                self._note_failures(cohort.round, reply.ticket, {reply.client: why})
+                self._messenger.on_late(reply, cohort.round)
+        return taken
 
-    def _cohort_row(self, ticket: int) -> CohortRow:
-        return self.session.journal.cohorts(after=ticket - 1)[0]
+    def _asked_cohort(self, reply: Reply) -> CohortRow | None:
+        """Return the closed cohort that a reply belongs to, or None if its client was not asked."""
+        ticket, client, session = reply.ticket, reply.client, self.session
+        if not isinstance(ticket, int) or not isinstance(client, str) or client not in session.table:
+            return None
+        # A cohort that is still open will be sent its messages again: the answer to the earlier ones is not needed.
+        if not 0 <= ticket < 2**63 or any(cohort.ticket == ticket for cohort in session.pending):  # SQLite's integers
+            return None
+        rows = session.journal.cohorts(ticket=ticket)
+        return rows[0] if rows and session.table.index(client) in rows[0].clients else None
 
     def _note_failures(self, round_: int, ticket: int, reasons: Mapping[str, str]) -> None:
         self.session.note(FAILURES, {"round": round_, "ticket": ticket, "failures": dict(reasons)})
@@ -426,36 +463,41 @@ class _RoundPlayer(Player):
             now = host.now()
             return deadline if deadline is not None and now >= begun + deadline else now - begun
 
+        names = frozenset(round_.cohort.names)
         while not round_.is_closed(elapsed(round_.deadline)):
             deadline = round_.deadline
             replies = list(host.receive(math.inf if deadline is None else begun + deadline))
             arrived = elapsed(deadline)
+            others = []
             for reply in replies:
-                if reply.ticket == ticket:
+                if reply.ticket == ticket and isinstance(reply.client, str) and reply.client in names:
                     round_.receive(reply, arrived)
-            self._take_late(reply for reply in replies if reply.ticket != ticket)
+                else:
+                    others.append(reply)
+            self._take_late(others)
         round_.close(elapsed(round_.deadline))
 
-    def _take_late(self, replies: Iterable[Reply]) -> None:
-        replies = list(replies)
-        for reply in replies:
+    def _take_late(self, replies: Iterable[Reply]) -> list[tuple[Reply, CohortRow]]:
+        taken = super()._take_late(replies)
+        for reply, row in taken:
+            (places,) = np.nonzero(row.clients == self.session.table.index(reply.client))
             if self.pace is not None:
-                self._time_late(self.pace, reply)
+                self._time_late(self.pace, reply, places.tolist())
             if self.policy.late == "count" and reply.status is Status.OK:
-                row = self._cohort_row(reply.ticket)
-                place = row.clients == self.session.table.index(reply.client)
-                times = 1.0 if row.weights is None else float(row.weights[place].item())
+                times = 1.0 if row.weights is None else float(row.weights[places].item())
                 self.late = newest_late([*self.late, (reply, row.round, times)], _client_of)
-        super()._take_late(replies)
+        return taken
 
-    def _time_late(self, pace: Pace, reply: Reply) -> None:
+    def _time_late(self, pace: Pace, reply: Reply, places: list[int]) -> None:
         """Record how long a late client took, because automatic deadlines depend on it."""
-        clients = self._cohort_row(reply.ticket).clients
-        places = np.flatnonzero(clients == self.session.table.index(reply.client)).tolist()
         failed = reply.status is not Status.OK
         pace.correct(reply.ticket, places, np.array([reply.seconds]), np.array([failed]))
         body = {"ticket": reply.ticket, "places": places, "seconds": [reply.seconds], "failed": [0] if failed else []}
         self.session.note(TIMES, body)
+
+
+def _drop(reply: Reply, why: str) -> None:
+    log.warning("a reply of %s to ticket %s is dropped: %s", short_repr(reply.client), short_repr(reply.ticket), why)
 
 
 def _client_of(late: tuple[Reply, int, float]) -> str:

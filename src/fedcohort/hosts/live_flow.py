@@ -211,8 +211,9 @@ class _FlowPlayer(Player):
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def _take(self, reply: Reply) -> None:
-        cohort = next((cohort for cohort in self.flow.at_work if cohort.ticket == reply.ticket), None)
-        if cohort is None:
+        at_work = (cohort for cohort in self.flow.at_work if cohort.ticket == reply.ticket)
+        cohort = next(at_work, None)
+        if cohort is None or reply.client not in cohort.names:
             self._take_late([reply])
             return
         self._release(cohort)

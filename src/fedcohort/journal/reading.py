@@ -108,11 +108,14 @@ class JournalReader:
         """Return the facts about clients, by name, as they are stored."""
         return dict(self.database.fetch("SELECT name, data FROM facts"))
 
-    def cohorts(self, *, round_: int | None = None, pending: bool = False, after: int = -1) -> list[CohortRow]:
-        """Return cohorts in order: all, or only those of one round, still open, or with a ticket above ``after``."""
+    def cohorts(
+        self, *, round_: int | None = None, pending: bool = False, after: int = -1, ticket: int | None = None
+    ) -> list[CohortRow]:
+        """Return cohorts in order: all, that of one ticket, those of one round, still open, or after a ticket."""
         where = "WHERE ticket > ?" + (" AND round = ?" if round_ is not None else "")
         where += " AND told_at IS NULL" if pending else ""
-        arguments = (after,) if round_ is None else (after, round_)
+        where += " AND ticket = ?" if ticket is not None else ""
+        arguments = tuple(number for number in (after, round_, ticket) if number is not None)
         rows = self.database.fetch(
             "SELECT ticket, round, asked_at, told_at, wanted, n_candidates, clients, weights, work, notes, stop "
             f"FROM cohorts {where} ORDER BY ticket",
