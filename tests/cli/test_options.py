@@ -17,7 +17,6 @@ EXPERIMENT = [
     "track",
     "columns",
     "wide",
-    "explain",
     "quiet",
     "format",
 ]
