@@ -61,78 +61,60 @@ class Dataset:
     remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        name = self.name
         if self.classes < (0 if self.target == "number" else 1) or len(self.class_names) != self.classes:
             raise InputError(
-                f"The dataset {self.name!r} has {self.classes} classes and {len(self.class_names)} class names."
+                f"The dataset {name!r} has {self.classes} classes and {len(self.class_names)} class names."
             )
-        for part in ("train", "test"):
-            self._check_arrays(part)
-            self._check_values(part)
-        self._check_same_kind()
-        self._check_writers()
-
-    def _check_same_kind(self) -> None:
+        train, test = (self.x_train, self.y_train), (self.x_test, self.y_test)
+        for part, (x, y) in (("training", train), ("testing", test)):
+            if x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y) or len(y) == 0:
+                raise InputError(
+                    f"The {part} samples of {name!r} must be (n, ...) with (n,) labels, n > 0. Got {x.shape} and "
+                    f"{y.shape}.",
+                    hint=f"there are {len(x):,} samples and {len(y):,} labels" if len(x) != len(y) else None,
+                )
+            if x.dtype.kind not in "fiu" or y.dtype.kind not in "iuf" or (y.dtype.kind == "f" and y.ndim == 1):
+                raise InputError(
+                    f"The {part} samples of {name!r} must be numbers and their labels integers. Got {x.dtype} and "
+                    f"{y.dtype}.",
+                    hint="numbers to be predicted are (n, outputs) float32, as from_arrays(..., target='number') makes"
+                    if y.dtype.kind == "f"
+                    else None,
+                )
+            if y.dtype.kind != self.y_train.dtype.kind or y.shape[1:] != self.y_train.shape[1:]:
+                raise InputError(
+                    f"The targets of {name!r} must have one type and shape in training and testing. Got "
+                    f"{self.y_train.dtype} {self.y_train.shape} and {y.dtype} {y.shape}."
+                )
+            for content, array in (("samples", x), ("targets", y)):
+                if array.dtype.kind == "f" and not np.isfinite(array).all():
+                    raise InputError(f"The {part} {content} of {name!r} contain NaN or infinite numbers.")
+            if self.target != "number" and not 0 <= (low := int(y.min())) <= (high := int(y.max())) < self.classes:
+                raise InputError(
+                    f"The {part} labels of {name!r} must be in 0 .. {self.classes - 1}. Got {low} .. {high}."
+                )
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
             raise InputError(
-                f"Samples of the dataset {self.name!r} must have one shape. Got {self.x_train.shape[1:]} for training "
+                f"Samples of the dataset {name!r} must have one shape. Got {self.x_train.shape[1:]} for training "
                 f"and {self.x_test.shape[1:]} for testing."
             )
         if self.x_train.dtype != self.x_test.dtype:
             raise InputError(
-                f"Samples of the dataset {self.name!r} must be of one type. Got {self.x_train.dtype} for training and "
+                f"Samples of the dataset {name!r} must be of one type. Got {self.x_train.dtype} for training and "
                 f"{self.x_test.dtype} for testing.",
                 hint="give both as uint8, or both as float32 on one scale; bytes are standardised, floats are not",
             )
-
-    def _check_writers(self) -> None:
         for writers, labels in ((self.writers, self.y_train), (self.writers_test, self.y_test)):
             if writers is not None and writers.shape != labels.shape[:1]:
                 raise InputError(
-                    f"The dataset {self.name!r} must have one writer per sample. "
-                    f"Got {writers.shape} for {labels.shape[:1]}."
+                    f"The dataset {name!r} must have one writer per sample. Got {writers.shape} for {labels.shape[:1]}."
                 )
-        if self.writer_names is not None and self.writers is not None:
-            highest = int(self.writers.max(initial=-1))
-            if highest >= len(self.writer_names):
-                raise InputError(
-                    f"The dataset {self.name!r} names {len(self.writer_names)} writers, but one of its samples is by "
-                    f"writer {highest}."
-                )
-
-    def _check_arrays(self, part: str) -> None:
-        """Check the shapes and types of samples and targets."""
-        x, y = getattr(self, f"x_{part}"), getattr(self, f"y_{part}")
-        if x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y) or len(y) == 0:
+        highest = -1 if self.writers is None else int(self.writers.max(initial=-1))
+        if self.writer_names is not None and highest >= len(self.writer_names):
             raise InputError(
-                f"The {part}ing samples of {self.name!r} must be (n, ...) with (n,) labels, n > 0. Got {x.shape} and "
-                f"{y.shape}."
-            )
-        if x.dtype.kind not in "fiu" or y.dtype.kind not in "iuf" or (y.dtype.kind == "f" and y.ndim == 1):
-            raise InputError(
-                f"The {part}ing samples of {self.name!r} must be numbers and their labels integers. Got {x.dtype} and "
-                f"{y.dtype}.",
-                hint="numbers to be predicted are (n, outputs) float32, as from_arrays(..., target='number') makes them"
-                if y.dtype.kind == "f"
-                else None,
-            )
-        if y.dtype.kind != self.y_train.dtype.kind or y.shape[1:] != self.y_train.shape[1:]:
-            raise InputError(
-                f"The targets of {self.name!r} must have one type and shape in training and testing. Got "
-                f"{self.y_train.dtype} {self.y_train.shape} and {y.dtype} {y.shape}."
-            )
-
-    def _check_values(self, part: str) -> None:
-        """Check that numbers are finite and labels are classes."""
-        x, y = getattr(self, f"x_{part}"), getattr(self, f"y_{part}")
-        for content, array in (("samples", x), ("targets", y)):
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise InputError(f"The {part}ing {content} of {self.name!r} contain NaN or infinite numbers.")
-        if self.target == "number":
-            return
-        low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= self.classes:
-            raise InputError(
-                f"The {part}ing labels of {self.name!r} must be in 0 .. {self.classes - 1}. Got {low} .. {high}."
+                f"The dataset {name!r} names {len(self.writer_names)} writers, but one of its samples is by writer "
+                f"{highest}."
             )
 
     def __deepcopy__(self, memo: object) -> Dataset:
@@ -247,7 +229,11 @@ def from_arrays(
     >>> from_arrays(np.zeros((10, 3)), ["no", "yes"] * 5, writers=["ann", "bob"] * 5).writer_names
     ('ann', 'bob')
     """
-    _check_options(name, target, test_share, seed, classes)
+    text(name, "'name'")
+    one_of(target, ("class", "number", "token"), f"The 'target' of {name!r}")
+    integer(seed, "'seed'", least=0)
+    if not 0 < number(test_share, "'test_share'") < 1:
+        raise InputError(f"'test_share' must be in (0, 1). Got {test_share!r}.")
     class_names = None if class_names is None else texts(class_names, "'class_names'")
     writer_names = None if writer_names is None else texts(writer_names, "'writer_names'")
     if (x_test is None) != (y_test is None):
@@ -257,14 +243,15 @@ def from_arrays(
     test_samples = samples if x_test is None else _samples(name, x_test, integers)
     labels, test_labels, names = _targets(name, y, y_test, target)
     class_names = names if class_names is None else class_names
-    _check_pair(name, samples, labels)
     owners = None
     if writers is not None:
-        owners, writer_names = _owners(name, writers, writer_names, labels.shape[:1])
+        owners, writer_names = _owners(name, writers, writer_names)
     if target == "number":
         classes = 0
     elif classes is None:
         classes = _count_classes(name, labels, test_labels, gaps=target == "token" or bool(class_names))
+    else:
+        integer(classes, "'classes'", least=0)
     # Checked before it is split, so that errors refer to the user's arrays.
     unsplit = Dataset(
         name=name,
@@ -280,29 +267,12 @@ def from_arrays(
     return unsplit if x_test is not None else _hold_out(unsplit, test_share, seed)
 
 
-def _check_options(name: str, target: Target, test_share: float, seed: int, classes: int | None) -> None:
-    text(name, "'name'")
-    one_of(target, ("class", "number", "token"), f"The 'target' of {name!r}")
-    number(test_share, "'test_share'")
-    integer(seed, "'seed'", least=0)
-    if classes is not None:
-        integer(classes, "'classes'", least=0)
-
-
-def _check_pair(name: str, samples: AnyArray, labels: AnyArray) -> None:
-    if samples.ndim < 2 or len(samples) != len(labels) or len(labels) == 0:
-        raise InputError(
-            f"The arrays of {name!r} must be (n, ...) samples and (n,) labels, n > 0. Got {samples.shape} and "
-            f"{labels.shape}."
-        )
-
-
 def _count_classes(name: str, labels: AnyArray, test_labels: AnyArray | None, *, gaps: bool) -> int:
     """Return the largest label + 1; ``gaps`` says whether classes without samples are allowed."""
     present = labels if test_labels is None else np.concatenate([labels.ravel(), test_labels.ravel()])
     classes = int(present.max(initial=0)) + 1
     missing = np.setdiff1d(np.arange(classes), present)
-    if len(missing) and not gaps:
+    if present.size and len(missing) and not gaps:
         shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
         raise InputError(
             f"The labels of {name!r} go up to {classes - 1}, but no sample is of class {shown}.",
@@ -313,8 +283,15 @@ def _count_classes(name: str, labels: AnyArray, test_labels: AnyArray | None, *,
 
 
 def _hold_out(data: Dataset, share: float, seed: int) -> Dataset:
-    """Return the dataset with a share of its training samples as test set."""
-    held_out = _test_mask(data.name, data.y_train, data.target, share, seed)
+    """Return the dataset with a share of its training samples as test set, of every class if there are classes."""
+    order = rng.stream(seed, rng.DATA).permutation(len(data.labels))
+    held_out = np.zeros(len(order), dtype=bool)
+    held_out[order[stratified_test(data.labels[order], share)]] = True
+    if not held_out.any() or held_out.all():
+        raise InputError(
+            f"A test share of {share:g} leaves {data.name!r} nothing to test on, or to train on: {len(order)} samples "
+            f"of {len(np.unique(data.labels))} classes."
+        )
     each = " of every class" if data.target == "class" else ""
     count = int(held_out.sum())
     return replace(
@@ -329,22 +306,6 @@ def _hold_out(data: Dataset, share: float, seed: int) -> Dataset:
             f"{data.name} has no test set: {share:.0%}{each} is held out for testing, at random ({count:,} samples)",
         ),
     )
-
-
-def _test_mask(name: str, labels: AnyArray, target: Target, share: float, seed: int) -> BoolArray:
-    """Return which samples are for testing (n,): a share of every class, or of all samples."""
-    if not 0 < share < 1:
-        raise InputError(f"'test_share' must be in (0, 1). Got {share!r}.")
-    shuffled = rng.stream(seed, rng.DATA).permutation(len(labels))
-    classes = labels if target == "class" else np.zeros(len(labels), dtype=np.int64)
-    held_out = np.zeros(len(labels), dtype=bool)
-    held_out[shuffled[stratified_test(classes[shuffled], share)]] = True
-    if not held_out.any() or held_out.all():
-        raise InputError(
-            f"A test share of {share:g} leaves {name!r} nothing to test on, or to train on: {len(labels)} samples of "
-            f"{len(np.unique(classes))} classes."
-        )
-    return held_out
 
 
 def _samples(name: str, x: npt.ArrayLike, integers: bool) -> AnyArray:
@@ -369,7 +330,9 @@ def _values(name: str, content: str, values: npt.ArrayLike) -> AnyArray:
     if array.dtype.kind != "O":
         return array
     listed = array.ravel().tolist()
-    missing = [i for i, value in enumerate(listed) if _is_missing(value)]
+    # Missing values are found by their text, because pandas' NA and NaT need pandas, and NaN != NaN.
+    nothing = ("None", "nan", "np.float64(nan)", "<NA>", "NaT")
+    missing = [i for i, value in enumerate(listed) if not isinstance(value, str) and short_repr(value) in nothing]
     if missing:
         raise InputError(
             f"The {content} is missing in {len(missing):,} of {len(listed):,} samples of {name!r} (first: sample "
@@ -383,11 +346,6 @@ def _values(name: str, content: str, values: npt.ArrayLike) -> AnyArray:
     raise InputError(f"The {content}s of {name!r} must be all strings or all whole numbers. Got {got}.")
 
 
-def _is_missing(value: object) -> bool:
-    # Compared as text, because pandas' NA and NaT need pandas, which may not be installed, and NaN != NaN.
-    return not isinstance(value, str) and short_repr(value) in ("None", "nan", "np.float64(nan)", "<NA>", "NaT")
-
-
 def _targets(
     name: str, y: npt.ArrayLike, y_test: npt.ArrayLike | None, target: Target
 ) -> tuple[AnyArray, AnyArray | None, Sequence[str] | None]:
@@ -395,21 +353,18 @@ def _targets(
     parts = [_values(name, "label", part) for part in ((y,) if y_test is None else (y, y_test))]
     names: tuple[str, ...] | None = None
     if target == "number":
-        targets = [_as_numbers(name, part) for part in parts]
+        for part in parts:
+            if part.dtype.kind not in "fiub":
+                raise InputError(f"The numbers that {name!r} predicts must be numbers. Got an array of {part.dtype}.")
+        parts = [part.astype(np.float32).reshape(len(part), -1) for part in parts]
     else:
         # Both parts are numbered together, so that a class has the same number in both.
         if target == "class" and all(part.dtype.kind == "U" for part in parts):
             known, codes = np.unique(np.concatenate(parts), return_inverse=True)
             names = tuple(known.tolist())
             parts = np.split(codes, [len(parts[0])])[: len(parts)]
-        targets = [_as_labels(name, part, target) for part in parts]
-    return targets[0], None if y_test is None else targets[1], names
-
-
-def _as_numbers(name: str, values: AnyArray) -> AnyArray:
-    if values.dtype.kind not in "fiub":
-        raise InputError(f"The numbers that {name!r} predicts must be numbers. Got an array of {values.dtype}.")
-    return values.astype(np.float32).reshape(len(values), -1)
+        parts = [_as_labels(name, part, target) for part in parts]
+    return parts[0], None if y_test is None else parts[1], names
 
 
 def _as_labels(name: str, values: AnyArray, target: Target) -> AnyArray:
@@ -425,10 +380,8 @@ def _as_labels(name: str, values: AnyArray, target: Target) -> AnyArray:
     return values.astype(np.int64, copy=False)
 
 
-def _owners(
-    name: str, writers: npt.ArrayLike, names: Sequence[str] | None, shape: tuple[int, ...]
-) -> tuple[IntArray, Sequence[str] | None]:
-    """Return the writers as numbers (n,), and their names; ``shape`` is (n,)."""
+def _owners(name: str, writers: npt.ArrayLike, names: Sequence[str] | None) -> tuple[IntArray, Sequence[str] | None]:
+    """Return the writers as numbers (n,), and their names."""
     array = _values(name, "writer", writers)
     if array.dtype.kind not in "iuU" or array.ndim != 1:
         raise InputError(
@@ -436,8 +389,6 @@ def _owners(
         )
     if names is not None and (array.dtype.kind == "U" or (array.size and int(array.min()) < 0)):
         raise InputError(f"'writer_names' of {name!r} is for writers given as numbers from 0. Got {array[0]!r}.")
-    if array.shape != shape:
-        raise InputError(f"There must be one writer per label ({shape}). Got {array.shape}.")
     if names is not None:
         return array.astype(np.int64), names
     known, codes = np.unique(array, return_inverse=True)

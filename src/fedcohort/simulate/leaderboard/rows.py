@@ -111,7 +111,7 @@ class SeedRow:
             "seconds": (self.seconds_to, self.clock),
             "bytes": (self.megabytes_to, self.megabytes + self.query_megabytes),
         }[measure]
-        return Journey(arrivals[place], math.inf if self.lost else end)
+        return arrivals[place], math.inf if self.lost else end
 
 
 @dataclass(frozen=True)

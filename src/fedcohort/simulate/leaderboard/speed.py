@@ -20,39 +20,28 @@ from fedcohort.simulate.leaderboard.significance import half_interval
 _UNKNOWN = (-math.inf, math.inf)
 
 
-@dataclass(frozen=True)
-class Journey:
-    """How far a run got, in rounds, seconds or megabytes.
-
-    Attributes
-    ----------
-    arrival : float, optional
-        When it reached the target; None if it did not.
-    end : float
-        Where it ended; infinite if it diverged or failed, because it will never arrive.
-    """
-
-    arrival: float | None
-    end: float
+# How far a run got, in rounds, seconds or megabytes: when it reached the target (None if it did not), and where it
+# ended (infinite if it diverged or failed, because it will never arrive).
+Journey = tuple[float | None, float]
 
 
 def log_ratio(ours: Journey, theirs: Journey) -> tuple[float, float]:
     """Return the least and the greatest logarithm of how many times as fast ``ours`` is as ``theirs``.
 
-    >>> [round(math.exp(x), 2) for x in log_ratio(Journey(20, 60), Journey(40, 60))]
+    >>> [round(math.exp(x), 2) for x in log_ratio((20, 60), (40, 60))]
     [2.0, 2.0]
-    >>> [round(math.exp(x), 2) for x in log_ratio(Journey(None, 60), Journey(40, 60))]
+    >>> [round(math.exp(x), 2) for x in log_ratio((None, 60), (40, 60))]
     [0.0, 0.67]
     """
-    if ours.arrival == 0 or theirs.arrival == 0:  # arrived before anything was measured, such as seconds without clocks
+    (arrival, end), (their_arrival, their_end) = ours, theirs
+    if arrival == 0 or their_arrival == 0:  # arrived before anything was measured, such as seconds without clocks
         return _UNKNOWN
-    if ours.arrival is not None and theirs.arrival is not None:
-        ratio = math.log(theirs.arrival / ours.arrival)
-        return ratio, ratio
-    if ours.arrival is not None:
-        return (math.log(theirs.end / ours.arrival) if math.isfinite(theirs.end) else math.inf), math.inf
-    if theirs.arrival is not None:
-        return -math.inf, (math.log(theirs.arrival / ours.end) if math.isfinite(ours.end) else -math.inf)
+    if arrival is not None:
+        if their_arrival is not None:
+            return (ratio := math.log(their_arrival / arrival)), ratio
+        return (math.log(their_end / arrival) if math.isfinite(their_end) else math.inf), math.inf
+    if their_arrival is not None:
+        return -math.inf, (math.log(their_arrival / end) if math.isfinite(end) else -math.inf)
     return _UNKNOWN
 
 
