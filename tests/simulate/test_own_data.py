@@ -79,7 +79,7 @@ def test_labels_with_gaps_are_numbered_with_a_remark(tmp_path):
         (2, "", "'species' .* is missing"),
         (0, "nan", "'a' .* is missing"),
         (0, "inf", "'a' .* is not finite"),
-        (1, "tall", "'b' .* does not hold numbers .* e.g. 'tall'"),
+        (1, "tall", "'b' .* is not a number in 1 of 120 rows .row 5;"),
     ],
 )
 def test_bad_cells_are_named(tmp_path, at, value, message):
@@ -87,6 +87,75 @@ def test_bad_cells_are_named(tmp_path, at, value, message):
     lines[4][at] = value
     with pytest.raises(InputError, match=message):
         read(table(tmp_path / "zoo.csv", lines))
+
+
+def test_each_text_becomes_a_feature_that_is_0_or_1(tmp_path):
+    lines = [[a, ["red", "green", "blue"][i % 3], s, t] for i, (a, _, s, t) in enumerate(rows())]
+    dataset = read(table(tmp_path / "zoo.csv", lines, head=("a", "colour", "species", "town")))
+    assert dataset.shape == (4,) and "'colour' (3)" in dataset.remarks[0]
+    assert set(np.unique(dataset.x_train[:, 1:])) == {0.0, 1.0} and (dataset.x_train[:, 1:].sum(axis=1) == 1).all()
+    assert abs(dataset.x_train[:, 0].std() - 1) < 1e-5  # numbers are still standardised
+    test = table(tmp_path / "test.csv", [[1.0, "black", "cat", "t1"]], head=("a", "colour", "species", "town"))
+    assert read(str(tmp_path / "zoo.csv"), test=test).x_test[0, 1:].tolist() == [0, 0, 0]
+    names = [[a, f"name {i}", s, t] for i, (a, _, s, t) in enumerate(rows())]
+    with pytest.raises(InputError, match="120 different texts") as failure:
+        read(table(tmp_path / "names.csv", names, head=("a", "name", "species", "town")))
+    assert "features" in failure.value.hint
+
+
+def test_many_numbers_as_labels_are_a_regression(tmp_path):
+    lines = [[i % 7, 100 + 37 * (i % 400), i % 5] for i in range(2000)]
+    path = table(tmp_path / "houses.csv", lines, head=("rooms", "price", "street"))
+    with pytest.raises(InputError, match=r"400 different numbers in 2,000 samples") as failure:
+        read(path, label="price", client=None)
+    assert "--task regression" in failure.value.hint
+    assert read(path, label="price", client=None, target="number").target == "number"
+    assert read(path, label="rooms", client="street").classes == 7
+
+
+def draw_images(folder, sizes=((8, 6),), grey=False):
+    image = pytest.importorskip("PIL.Image")
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 5), ("test", 2)):
+        for value, name in enumerate(("cat", "dog")):
+            (folder / part / name).mkdir(parents=True)
+            for i in range(count):
+                width, height = sizes[i % len(sizes)]
+                pixels = draw.integers(0, 50, (height, width) if grey else (height, width, 3)) + 200 * value
+                image.fromarray(pixels.astype(np.uint8)).save(folder / part / name / f"{i}.png")
+    return folder
+
+
+def test_a_folder_of_images_by_class(tmp_path):
+    dataset = OwnFile(path=str(draw_images(tmp_path / "pets"))).load()
+    assert dataset.x_train.shape == (10, 6, 8, 3) and dataset.x_train.dtype == np.uint8 and len(dataset.y_test) == 4
+    assert (
+        dataset.class_names == ("cat", "dog")
+        and ((dataset.x_train.mean(axis=(1, 2, 3)) > 150) == dataset.y_train).all()
+    )
+    assert OwnFile(path=str(draw_images(tmp_path / "grey", grey=True))).load().x_train.shape == (10, 6, 8)
+    alone = OwnFile(path=str(tmp_path / "pets" / "train")).load()  # cat/0.png: a share is held out for testing
+    assert len(alone.y_train) == 8 and len(alone.y_test) == 2 and "held out" in alone.remarks[-1]
+    several = OwnFile(path=str(draw_images(tmp_path / "several", sizes=((8, 6), (9, 9))))).load()
+    assert several.shape == (64, 64, 3) and "64 x 64" in several.remarks[0]
+    (tmp_path / "pets" / "train" / "cat" / "0.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"0\.png cannot be read as an image"):
+        OwnFile(path=str(tmp_path / "pets")).load()
+
+
+def test_images_need_pillow(tmp_path, monkeypatch):
+    draw_images(tmp_path / "pets")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtraError, match="Pillow") as failure:
+        OwnFile(path=str(tmp_path / "pets")).load()
+    assert failure.value.hint == "pip install pillow"
+
+
+def test_a_file_that_is_not_there_gets_the_name_of_one_that_is(tmp_path):
+    table(tmp_path / "people.csv", rows())
+    with pytest.raises(DataError, match="There is no file") as failure:
+        read(str(tmp_path / "peopel.csv"))
+    assert "'people.csv'" in failure.value.hint
 
 
 def test_bad_tables(tmp_path):
@@ -99,7 +168,7 @@ def test_bad_tables(tmp_path):
         read(table(tmp_path / "empty.csv", []))
     with pytest.raises(DataError, match="more than one column 'a'"):
         read(table(tmp_path / "twice.csv", rows(), head=("a", "a", "species", "town")))
-    with pytest.raises(InputError, match=r" 120 .*\n.*task\.name=regression"):
+    with pytest.raises(InputError, match=r" 120 .*\n.*--task regression"):
         read(good, label="a", features=("b",))
     with pytest.raises(InputError, match=r"label 'fox' .* only in the test set"):
         read(good, test=table(tmp_path / "test.csv", [[1.0, 2.0, "fox", "t1"]]))
@@ -274,8 +343,8 @@ def test_a_frame_equals_its_file(tmp_path):
     ("options", "words"),
     [
         ({"label": "specie"}, "no column 'specie'.*did you mean 'species'.*label="),
-        ({"label": "species", "features": ["a", "town"]}, "'town' of 'frame' does not hold numbers"),
-        ({"label": "species", "target": "token"}, "'class' or 'number'"),
+        ({"label": "species", "features": ["a", "b", "species"]}, "it is the label or the client"),
+        ({"label": "species", "target": "token"}, "'class', 'number'"),
     ],
 )
 def test_bad_frames_are_an_error(options, words):
@@ -316,7 +385,7 @@ def test_a_small_file_that_claims_more_than_the_memory_is_refused(tmp_path, monk
     pa = pytest.importorskip("pyarrow")
     from pyarrow.parquet import write_table
 
-    monkeypatch.setattr("fedcohort.simulate.data.own.memory_limit", lambda: 1_000_000)
+    monkeypatch.setattr("fedcohort.simulate.data.tables.memory_limit", lambda: 1_000_000)
     zeros = np.zeros(200_000)
     write_table(pa.table({"label": zeros.astype(int), "x": zeros}), tmp_path / "t.parquet")
     np.savez_compressed(tmp_path / "a.npz", x_train=zeros[:, None], y_train=zeros.astype(int))
