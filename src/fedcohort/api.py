@@ -41,6 +41,7 @@ def compare(
     cohort: int | None = None,
     seeds: int | Sequence[int] | None = None,
     targets: Sequence[float] | None = None,
+    baseline: str | None = None,
     sweep: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
     overrides: Mapping[str, Any] | None = None,
     config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
@@ -81,6 +82,8 @@ def compare(
         Number of seeds, or the seeds themselves.
     targets : sequence of float
         Accuracies (or values of the task's metric) for "rounds to target".
+    baseline : str
+        The selector that the others are compared with. Default: uniform, else the first.
     sweep : mapping
         Values of a selector's parameters; each value becomes a selector: ``{"fedcor": {"warmup": [5, 15]}}``.
     overrides : mapping
@@ -123,6 +126,7 @@ def compare(
         cohort=cohort,
         seeds=seeds,
         targets=targets,
+        baseline=baseline,
         sweep=sweep,
         overrides=overrides,
         config=config,

@@ -10,6 +10,7 @@ import pytest
 
 from fedcohort.simulate.leaderboard import Options, RunNumbers, leaderboard, leaderboard_table, to_text
 from fedcohort.simulate.leaderboard.formats import to_latex, to_markdown
+from fedcohort.simulate.leaderboard.table import pairs_table
 
 SELECTORS = ("uniform", "a", "b", "c", "d", "e")
 CLAIM = re.compile(r"\b(Established|gains|loses|wins|better|worse)\b")
@@ -157,3 +158,12 @@ def test_a_bound_holds_although_most_runs_never_arrive(trials):
         held.append(row.main.speed.least <= 0.2 <= row.main.speed.greatest)
         assert str(row.main.speed).startswith("≤")
     assert np.mean(held) > 0.99
+
+
+def test_any_two_selectors_are_compared_and_corrected_over_all_pairs():
+    board = board_of(np.random.default_rng(2), 5, shift=(0, 0.1, -0.1, 0, 0, 0))
+    table = pairs_table(board)
+    assert len(table.rows) == 15 and "over all 15 pairs" in table.note
+    sure = {frozenset((a.text, b.text)) for a, b, _, p in table.rows if p.text == "<0.001"}
+    assert {frozenset("ab"), frozenset(("a", "uniform"))} <= sure
+    assert all("a" in pair or "b" in pair for pair in sure)

@@ -129,13 +129,33 @@ def test_a_round_written_twice_counts_once(small):
     assert isinstance(table, pa.Table)
 
 
-def test_several_experiments_with_one_label_are_told_apart(toy, tmp_path):
+def test_of_experiments_that_are_set_up_alike_the_newer_runs_count(toy, tmp_path):
     one = toy.make_experiment(tmp_path / "one", [toy.Choice("uniform")], seeds=1, rounds=4, clients=8, size=2)
     two = toy.make_experiment(
         tmp_path / "two", [toy.Choice("uniform"), toy.Choice("fedcbs")], seeds=1, rounds=4, clients=8, size=2
     )
-    labels = [g.label for g in load_bundle([one, two]).settings[0].groups]
-    assert labels == ["uniform (one)", "uniform (two)", "fedcbs"]
+    started(one, "2026-01-01"), started(two, "2026-01-02")
+    bundle = load_bundle([one, two])
+    assert [g.label for g in bundle.settings[0].groups] == ["uniform", "fedcbs"]
+    assert [run.federation.split(":")[0] for run in bundle.settings[0].runs] == [str(two)] * 2
+    assert any("newer runs are shown: uniform" in text for text in bundle.warnings)
+
+
+def test_experiments_that_are_set_up_differently_are_not_mixed(toy, tmp_path):
+    old = toy.make_experiment(tmp_path / "old", [toy.Choice("uniform")], seeds=1, rounds=4, clients=8, size=2)
+    new = toy.make_experiment(tmp_path / "new", [toy.Choice("uniform")], seeds=1, rounds=5, clients=8, size=2)
+    started(old, "2026-01-01"), started(new, "2026-01-02")
+    for path, rounds in ((old, 4), (new, 5)):
+        text = (path / "config.toml").read_text()
+        (path / "config.toml").write_text(f"{text}\n[task]\nname = 'classification-{rounds}'\n")
+    bundle = load_bundle([old, new])
+    assert bundle.paths == (new,) and bundle.settings[0].rounds == 5
+    assert any("left out: old" in text and "task.name" in text for text in bundle.warnings)
+
+
+def started(path, day):
+    meta = json.loads((path / "meta.json").read_text())
+    (path / "meta.json").write_text(json.dumps({**meta, "created": day}))
 
 
 def test_settings_are_kept_apart(toy, tmp_path):

@@ -10,6 +10,7 @@ from fedcohort.cli.experiment import launch
 from fedcohort.cli.options import (
     AddressOption,
     BaseArgument,
+    BaselineOption,
     ClientOption,
     ColumnsOption,
     DataOption,
@@ -69,6 +70,7 @@ def compare(
     targets: Annotated[
         str | None, typer.Option("--targets", metavar="LIST", help="Accuracies to reach, e.g. 0.6,0.7.")
     ] = None,
+    baseline: BaselineOption = None,
     sweep: SweepOption = None,
     set_: SetOption = None,
     out: OutOption = None,
@@ -107,6 +109,7 @@ def compare(
         rounds=rounds,
         cohort=cohort,
         targets=None if targets is None else _targets(targets),
+        baseline=baseline,
         seeds=None if seeds is None else parse_seeds(seeds),
         sweep=parse_sweeps(sweep or []),
         overrides={**given, **dict(parse_override(item) for item in set_ or [])},

@@ -153,6 +153,10 @@ SignOption = Annotated[
     Path | None,
     typer.Option("--sign", metavar="KEY", help="The private key of a signed journal.", dir_okay=False),
 ]
+BaselineOption = Annotated[
+    str | None,
+    typer.Option("--baseline", metavar="NAME", help="Compare with this selector.", autocompletion=complete_selector),
+]
 ColumnsOption = Annotated[
     str | None, typer.Option("--columns", metavar="NAMES", help="Columns of the table, e.g. terminal,gain,p,mb.")
 ]

@@ -11,6 +11,7 @@ from fedcohort.api import simulator
 from fedcohort.cli.experiment import execute, launch
 from fedcohort.cli.options import (
     AddressOption,
+    BaselineOption,
     ColumnsOption,
     DeviceOption,
     EngineOption,
@@ -30,6 +31,7 @@ from fedcohort.cli.output import Format
 
 def run(
     config: Annotated[str | None, typer.Argument(help="A TOML file, or 'demo' for the built-in one.")] = None,
+    baseline: BaselineOption = None,
     sweep: SweepOption = None,
     set_: SetOption = None,
     out: OutOption = None,
@@ -59,9 +61,9 @@ def run(
     """
     if (config is None) == (resume is None):
         raise typer.BadParameter("give either a configuration or --resume with an experiment's directory")
-    if resume is not None and (set_ or sweep or out):
+    if resume is not None and (set_ or sweep or out or baseline):
         raise typer.BadParameter(
-            "--resume continues an experiment as it was configured, without --set, --sweep and --out; "
+            "--resume continues an experiment as it was configured, without --set, --sweep, --baseline and --out; "
             "'fedcohort extend' adds seeds, rounds and selectors"
         )
     if resume is not None:
@@ -77,11 +79,12 @@ def run(
         return
     from fedcohort.simulate.config.experiment import Experiment
     from fedcohort.simulate.config.sweep import parse_sweeps
-    from fedcohort.simulate.config.toml import find_table, override
+    from fedcohort.simulate.config.toml import find_table, override, with_keys
 
     assert config is not None
-    changes = [*(set_ or []), *([f'run.engine="{engine}"'] if engine else [])]
-    table = override(find_table(config), changes)
+    given = {"run.engine": engine, "run.baseline": baseline}
+    table = override(find_table(config), set_ or [])
+    table = with_keys(table, {key: value for key, value in given.items() if value is not None})
     if sweep:
         table["sweep"] = {**table.get("sweep", {}), **parse_sweeps(sweep)}
     launch(

@@ -28,6 +28,7 @@ from fedcohort.simulate.leaderboard import (
     leaderboards_of,
     setting_name,
 )
+from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.store.results import Results, ResultsError, load
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ _NUMBERS = (
     "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up", "available",
     "worst_group", "worst_tenth", "client_spread", "jain", "longest_absence", "asked",
 )  # fmt: skip
+_WHAT_IS_RUN = ("name", "seeds", "selectors", "sweep")  # may differ between experiments whose runs can be compared
+_HOW_IT_IS_RUN = {
+    f"run.{key}" for key in ("device", "processes", "engine", "lockstep", "checkpoint_seconds", "targets", "terminal",
+    "baseline", "shadows")
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,8 @@ def boards(settings: Sequence[Setting], options: Options) -> tuple[Leaderboard, 
 def load_bundle(paths: Sequence[str | Path]) -> Bundle:
     """Read one or several result directories into one bundle.
 
-    If two experiments use the same label for the same setting and seed, the experiment's name is added to the label.
+    If several have the same run, the newer one counts. Experiments that are set up differently from the newest are left
+    out if they share a selector with it.
     """
     if not paths:
         raise InputError("A report needs at least one result directory.", hint="fedcohort report runs/NAME")
@@ -170,13 +177,14 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
     for name in names:
         members = [(result, run) for result, setting, run, _ in entries if setting == name]
         settings.append(setting_of(name, members, colors, _federations(members, warnings)))
+    shown = [result for result in results if any(member is result for member, *_ in entries)]
     return Bundle(
-        paths=tuple(Path(p) for p in paths),
+        paths=tuple(result.path for result in shown),
         settings=tuple(settings),
-        configs=tuple(r.config for r in results),
-        metas=tuple(r.meta for r in results),
+        configs=tuple(result.config for result in shown),
+        metas=tuple(result.meta for result in shown),
         warnings=tuple(dict.fromkeys(warnings)),
-        options=_options([r.config for r in results]),
+        options=_options([result.config for result in shown]),
     )
 
 
@@ -195,7 +203,7 @@ def _entries(paths: Sequence[str | Path], results: Sequence[Results], warnings: 
             f"No round has been recorded in {', '.join(map(str, paths))} yet.",
             hint=lost[0] if lost else "wait for the first checkpoint, or follow the run with: fedcohort dashboard",
         )
-    return _unique_labels(entries)
+    return _merged(entries, warnings)
 
 
 def _options(configs: Sequence[Mapping[str, Any]]) -> Options:
@@ -292,18 +300,58 @@ def runs_of(result: Results, warnings: list[str]) -> Iterator[tuple[str, RunCurv
         )
 
 
-def _unique_labels(entries: list[_Entry]) -> list[_Entry]:
-    seen: dict[tuple[str, str, int], str] = {}
-    clash = set()
-    for _, setting, run, experiment in entries:
-        if seen.setdefault((setting, run.label, run.seed), experiment) != experiment:
-            clash.add((setting, run.label))
-    return [
-        (result, setting, dataclasses.replace(run, label=f"{run.label} ({experiment})"), experiment)
-        if (setting, run.label) in clash
-        else (result, setting, run, experiment)
-        for result, setting, run, experiment in entries
+def _merged(entries: list[_Entry], warnings: list[str]) -> list[_Entry]:
+    """Return each selector, setting and seed once.
+
+    Of experiments that are set up alike, the newer run counts. Of others that share a selector's label, only the newest
+    experiment is left, with those like it; ``warnings`` says so.
+    """
+    results = {experiment: result for result, _, _, experiment in entries}
+    newest = max(results, key=lambda name: str(results[name].meta.get("created", "")))
+    unlike = {name: keys for name in results if (keys := _differences(results[name].config, results[newest].config))}
+    shared = {e[2].label for e in entries if e[3] in unlike} & {e[2].label for e in entries if e[3] not in unlike}
+    if unlike:
+        keys = list(dict.fromkeys(key for keys in unlike.values() for key in keys))
+        end = "left out" if shared else "part of this report, but differences may not be due to the selectors"
+        warnings.append(f"Set up differently from {newest} ({names(keys, 3)}) and so {end}: {names(list(unlike))}.")
+    chosen: dict[tuple[str, str, int], _Entry] = {}
+    twice: dict[str, None] = {}
+    for entry in entries:
+        _, setting, run, experiment = entry
+        if shared and experiment in unlike:
+            continue
+        other = chosen.setdefault((setting, run.label, run.seed), entry)
+        if other is not entry:
+            twice[run.label] = None
+        if _age(entry) > _age(other):
+            chosen[setting, run.label, run.seed] = entry
+    if twice:
+        warnings.append(f"In several of these experiments, so the newer runs are shown: {names(list(twice))}.")
+    return list(chosen.values())
+
+
+def _age(entry: _Entry) -> tuple[int, str]:
+    """Return what makes a run preferable to the same one of another experiment: more rounds, then a later start."""
+    return len(entry[2].round), str(entry[0].meta.get("created", ""))
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the keys in which two experiments differ, except for what runs in them, and on which machine."""
+    labels = [config.get("selectors", {}) for config in (one, other)]
+    flat = [
+        {k: v for k, v in _flat(config) if k not in _HOW_IT_IS_RUN and k.partition(".")[0] not in _WHAT_IS_RUN}
+        | {f"selectors.{label}": entry for label, entry in entries.items() if label in labels[0] and label in labels[1]}
+        for config, entries in zip((one, other), labels, strict=True)
     ]
+    return [key for key in {**flat[0], **flat[1]} if flat[0].get(key) != flat[1].get(key)]
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
 
 
 def _federations(members: Iterable[tuple[Results, RunCurve]], warnings: list[str]) -> dict[str, FederationFacts]:

@@ -207,7 +207,9 @@ def ranks(setting: Setting, board: Leaderboard, all_boards: Sequence[Leaderboard
             * several
         )
         + " Friedman's test is followed by Nemenyi's critical difference at 5%. A bar joins selectors that cannot be "
-        "told apart, which also depends on the other selectors."
+        "told apart, which also depends on the other selectors. Ranks ask who wins more often, the "
+        f"leaderboard by how much: cite the leaderboard for a comparison with {board.baseline}, and this figure for a "
+        "comparison of all."
     )
     spec = {"kind": "ranks", "views": views, "y": {"label": ""}}
     return Figure("ranks", "All against all", progress_prefix(setting) + " ".join(sentences) + about, spec)

@@ -22,7 +22,7 @@ from fedcohort.report.sweep import sweep
 from fedcohort.report.tables import participation_table
 from fedcohort.report.why import report_explanations
 from fedcohort.simulate.leaderboard import Leaderboard, Table, leaderboard_table
-from fedcohort.simulate.leaderboard.table import FEW
+from fedcohort.simulate.leaderboard.table import FEW, pairs_table
 
 NOTHING = Markup("")
 
@@ -204,7 +204,7 @@ def _facts(report: Report) -> list[tuple[int, str]]:
 
 def _blocks(section: Section, number: int) -> list[Markup]:
     board, participation = section.tables
-    blocks = [card("table", board)]
+    blocks = [card("table", board, pairs_table(section.board))]
     for figure in section.figures:
         if figure.name != "participation":
             blocks.append(card("figure", figure, number))

@@ -37,6 +37,7 @@ def compared(
     rounds: int | None = None,
     cohort: int | None = None,
     targets: Sequence[float] | None = None,
+    baseline: str | None = None,
     seeds: object = None,
     sweep: Table | None = None,
     overrides: Table | None = None,
@@ -57,7 +58,7 @@ def compared(
         described["partition"] = _as_table("partition", partition)
     if clients is not None:
         described["partition"] = {**described.get("partition", {}), "clients": clients}
-    run = {"rounds": rounds, "cohort": cohort, "targets": _listed(targets)}
+    run = {"rounds": rounds, "cohort": cohort, "targets": _listed(targets), "baseline": baseline}
     sections = {
         "data": section,
         "scenario": described or None,

@@ -30,7 +30,6 @@ from fedcohort.simulate.leaderboard.rows import (
     SeedRow,
     ToTarget,
 )
-from fedcohort.simulate.leaderboard.significance import half_interval, holm, paired_t_test
 from fedcohort.simulate.leaderboard.speed import Speed, log_ratio
 from fedcohort.simulate.leaderboard.table import Leaderboard
 from fedcohort.simulate.metrics import (
@@ -139,8 +138,7 @@ def find_baseline(labels: Mapping[str, str], options: Options, setting: str) -> 
     name = options.baseline
     if name is not None:
         for label, selector in labels.items():
-            # If two experiments use the same label, the experiment's name follows it in parentheses.
-            if name in (label, selector) or label.startswith(f"{name} ("):
+            if name in (label, selector):
                 return label
         if options.strict:
             raise InputError(
@@ -254,21 +252,12 @@ def _check_targets(options: Options) -> None:
 
 def _paired_with(base: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str, PairedComparison]:
     """Compare every other label with the baseline, seed by seed, with p-values corrected over all comparisons."""
-    paired = {}
-    for label, ours in scores.items():
-        differences = np.array([score - scores[base].get(seed, math.nan) for seed, score in ours.items()], np.float64)
-        known = differences[~np.isnan(differences)]
-        if label != base:
-            paired[label] = PairedComparison(
-                seeds=len(known),
-                difference=float(known.mean()) if len(known) else math.nan,
-                half=half_interval(known),
-                spread=float(known.std(ddof=1)) if len(known) > 1 else math.nan,
-                wins=int((known > 0).sum()),
-                p=paired_t_test(known),
-            )
-    corrected = holm([test.p for test in paired.values()])
-    return {label: replace(test, p=p) for (label, test), p in zip(paired.items(), corrected, strict=True)}
+    paired = {
+        label: PairedComparison.of([score - scores[base].get(seed, math.nan) for seed, score in ours.items()])
+        for label, ours in scores.items()
+        if label != base
+    }
+    return dict(zip(paired, PairedComparison.corrected(list(paired.values())), strict=True))
 
 
 def _mean_end(seeds: Sequence[SeedRow]) -> float:

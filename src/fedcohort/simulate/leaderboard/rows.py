@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedcohort.simulate.leaderboard.significance import LEVEL
+from fedcohort.simulate.leaderboard.significance import LEVEL, half_interval, holm, paired_t_test
 from fedcohort.simulate.leaderboard.speed import Journey, Speed
 from fedcohort.simulate.metrics import Spread
 
@@ -46,6 +46,25 @@ class PairedComparison:
     spread: float
     wins: int
     p: float
+
+    @classmethod
+    def of(cls, differences: Sequence[float]) -> PairedComparison:
+        """Compare over the seeds whose difference is known; the p-value is not corrected yet."""
+        values = np.asarray(differences, np.float64)
+        known = values[~np.isnan(values)]
+        return cls(
+            seeds=len(known),
+            difference=float(known.mean()) if len(known) else math.nan,
+            half=half_interval(known),
+            spread=float(known.std(ddof=1)) if len(known) > 1 else math.nan,
+            wins=int((known > 0).sum()),
+            p=paired_t_test(known),
+        )
+
+    @staticmethod
+    def corrected(tests: Sequence[PairedComparison]) -> list[PairedComparison]:
+        """Return the comparisons of one table with p-values that hold for all of them together."""
+        return [replace(test, p=p) for test, p in zip(tests, holm([test.p for test in tests]), strict=True)]
 
     @property
     def established(self) -> bool:

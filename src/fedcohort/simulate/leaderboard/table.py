@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ COLUMNS = (
     "worst-tenth", "spread", "jain", "absence", "qcid", "mb", "query-bytes", "questions",
 )  # fmt: skip
 """All columns, in the order in which they are shown."""
+_MAX_PAIRS = 190  # of 20 selectors; with more, name a baseline
 _GROUP_COLUMNS = (
     ("worst_group", "Worst group", "the lowest accuracy of any group"),
     ("worst_tenth", "Worst tenth", "mean accuracy of the worst tenth of clients"),
@@ -211,6 +213,30 @@ def leaderboard_table(
     )
 
 
+def pairs_table(board: Leaderboard) -> Table | None:
+    """Return every pair of selectors compared seed by seed; None if the leaderboard has all or nothing is known."""
+    ends = {row.label: {seed.seed: seed.terminal for seed in row.seeds} for row in board.rows}
+    pairs = list(itertools.combinations(ends, 2))
+    if not 1 < len(pairs) <= _MAX_PAIRS:
+        return None
+    tests = PairedComparison.corrected(
+        [PairedComparison.of([end - ends[b].get(seed, math.nan) for seed, end in ends[a].items()]) for a, b in pairs]
+    )
+    if all(test.seeds < 2 for test in tests):
+        return None
+    unit = ", points" if board.metric.share else ""
+    return Table(
+        name="pairs",
+        title="Any two selectors",
+        columns=("First", "Second", f"First minus second{unit}", "p"),
+        rows=tuple((Cell(a), Cell(b), _change(board, t), _p(t)) for (a, b), t in zip(pairs, tests, strict=True)),
+        note=f"Terminal {board.metric.name}. [ ]: 95% interval for one comparison. p: paired t-test, Holm-corrected "
+        f"over all {len(pairs)} pairs, and so larger than in the leaderboard, which only compares with "
+        f"{board.baseline}.",
+        wrap=frozenset({1}),
+    )
+
+
 def check_columns(columns: Sequence[str]) -> Sequence[str]:
     """Return names of columns, or raise :class:`UnknownNameError`."""
     for name in columns:
@@ -286,17 +312,23 @@ def _gain_columns(board: Leaderboard) -> Iterator[_Column]:
     def gain(test: PairedComparison | None) -> Cell:
         if test is None or not test.seeds:
             return Cell("–")
-        left_out = f" {test.seeds} seed{'s' * (test.seeds > 1)}" if test.seeds < most else ""
-        change = board.metric.natural(test.difference)
-        return Cell(points(board, change, "+"), f"{interval(board, test)}{left_out}".strip())
+        return _change(board, test, f"{test.seeds} seed{'s' * (test.seeds > 1)}" if test.seeds < most else "")
 
     yield _Column("gain", heading, [gain(test) for test in tests], about)
     if several:
-        cells = [
-            Cell("–" if t is None or math.isnan(t.p) else "<0.001" if t.p < 0.001 else f"{t.p:.3f}") for t in tests
-        ]
-        yield _Column("p", "p", cells, "p: paired t-test, Holm-corrected over the rows.")
+        yield _Column("p", "p", [_p(test) for test in tests], "p: paired t-test, Holm-corrected over the rows.")
     yield _Column("wins", "Wins", [Cell("–" if t is None else f"{t.wins} of {t.seeds}") for t in tests])
+
+
+def _change(board: Leaderboard, test: PairedComparison, note: str = "") -> Cell:
+    return Cell(
+        points(board, board.metric.natural(test.difference), "+") if test.seeds else "–",
+        f"{interval(board, test)} {note}".strip(),
+    )
+
+
+def _p(test: PairedComparison | None) -> Cell:
+    return Cell("–" if test is None or math.isnan(test.p) else "<0.001" if test.p < 0.001 else f"{test.p:.3f}")
 
 
 def _target_columns(board: Leaderboard) -> Iterator[_Column]:
