@@ -7,6 +7,7 @@ from fedcohort.cli.app import app
 
 COMMANDS = typer.main.get_command(app).commands
 EXPERIMENT = [
+    "baseline",
     "sweep",
     "set_",
     "out",

@@ -94,3 +94,17 @@ def test_mistakes_have_exit_codes_and_change_nothing(command, config, tmp_path, 
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_compare_with_more_seeds_or_selectors_repeats_nothing(command, config, tmp_path):
+    small = ("compare", "--rounds", 2, "--partition", "iid", "--data", "synthetic", "-s", "local.steps=1")
+    done = command(*small, "--selectors", "uniform,fedcbs", "--seeds", 2, "--baseline", "fedcbs", cwd=tmp_path)
+    assert "fedcbs baseline" in done.stdout
+    more = (*small, "--selectors", "uniform,fedcbs,oort", "--seeds", 3, "--baseline", "fedcbs")
+    again = command(*more, cwd=tmp_path)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert "4 of 9 runs are in" in again.stderr and len(load(folder).runs) == 9
+    fresh = command(*more, "--out", tmp_path / "fresh")
+    assert fresh.stdout == again.stdout
+    command(*small, "--selectors", "uniform,fedcbs", "--seeds", 2, "-s", "local.lr=0.01", cwd=tmp_path)
+    assert len(list((tmp_path / "runs").iterdir())) == 2  # set up differently

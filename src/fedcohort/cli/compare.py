@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedcohort.cli.experiment import launch
+from fedcohort.api import simulator
+from fedcohort.cli.experiment import command_line, execute, launch
 from fedcohort.cli.options import (
     AddressOption,
     BaseArgument,
@@ -34,6 +36,7 @@ from fedcohort.cli.options import (
     table_columns,
 )
 from fedcohort.cli.output import Format
+from fedcohort.core.terminal import err, say
 
 
 def compare(
@@ -86,6 +89,9 @@ def compare(
 ) -> None:
     """Compare selectors on the same federation with the same seeds.
 
+    Runs that a folder in runs/ already has are not repeated if the experiment grows by seeds or selectors; --out starts
+    a new one.
+
     Whatever you leave out comes from the scenario's paper, or else from the demo; the command prints what it used.
 
     Example: fedcohort compare --data digits --selectors uniform,fedcor --seeds 5
@@ -93,6 +99,8 @@ def compare(
     from fedcohort.simulate.comparison import compared
     from fedcohort.simulate.config.sweep import parse_sweeps
     from fedcohort.simulate.config.toml import parse_override
+    from fedcohort.simulate.extend import smaller_experiment
+    from fedcohort.simulate.store.results import load
 
     options = {"data.folder": folder, "run.engine": engine}
     given = {key: value for key, value in options.items() if value is not None}
@@ -115,6 +123,19 @@ def compare(
         overrides={**given, **dict(parse_override(item) for item in set_ or [])},
         config=config,
     )
+    if out is None and (stored := smaller_experiment(experiment, Path("runs"))):
+        done = load(stored)
+        simulation = simulator().Simulation.extend(
+            stored,
+            seeds=experiment.table["seeds"],
+            selectors={k: v for k, v in experiment.table["selectors"].items() if k not in done.config["selectors"]},
+            device=device,
+            processes=processes,
+            command=command_line(),
+        )
+        say(err(quiet), f"note: {len(done.runs)} of {len(experiment.plans)} runs are in {stored} and are not repeated")
+        execute(simulation, quiet=quiet, format=format, track=track, columns=table_columns(columns, wide))
+        return
     launch(
         experiment,
         out_dir=out,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.config.experiment import MAX_RUNS, Experiment
 from fedcohort.simulate.config.toml import ConfigError, read_started
 from fedcohort.simulate.store import checkpoint as checkpoints
@@ -103,3 +104,31 @@ def _entry(table: Mapping[str, Any], label: str, entry: Any) -> Any:
     if table.get("filter", {}).get("name") != "keep-all":
         return entry
     return Experiment.from_dict({"selectors": {label: entry}}).table["selectors"][label]
+
+
+def smaller_experiment(experiment: Experiment, folder: Path) -> Path | None:
+    """Return the newest finished experiment in ``folder`` that only lacks seeds or selectors of ``experiment``.
+
+    One with files of the user is never returned, because they may have changed since.
+    """
+    table = experiment.table
+    for path in sorted(folder.glob("*/meta.json"), key=lambda file: file.stat().st_mtime, reverse=True):
+        try:
+            before, state = Experiment.from_dict(read_started(path.parent)).table, load(path.parent).status.get("state")
+        except FedcohortError:
+            continue
+        fewer = [table["seeds"][: len(before["seeds"])] == before["seeds"]]
+        fewer += [table["selectors"].get(label) == entry for label, entry in before["selectors"].items()]
+        same = all(table.get(key) == before.get(key) for key in {*table, *before} - {"seeds", "selectors"})
+        if state == "finished" and same and all(fewer) and before != table and not _reads_files(table):
+            return path.parent
+    return None
+
+
+def _reads_files(value: Any) -> bool:
+    """Whether a configuration names code, data or traces of the user."""
+    if isinstance(value, Mapping):
+        return any(key in ("path", "folder", "dataset", "file") or _reads_files(item) for key, item in value.items())
+    if isinstance(value, list):
+        return any(map(_reads_files, value))
+    return isinstance(value, str) and (":" in value or "/" in value)
