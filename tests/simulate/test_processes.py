@@ -258,7 +258,7 @@ def test_groups_for_processes_mix_runs_of_similar_cost():
     ],
 )
 def test_the_number_of_processes(options, steps, expected, monkeypatch):
-    monkeypatch.setattr("fedcohort.simulate.rounds.process_count.usable_cores", lambda: 2)
+    monkeypatch.setattr("fedcohort.simulate.rounds.process_count.free_cores", lambda: 2)
     seeds = list(range(4 if "many" in options else 2))
     given = {**table(**options), "local": {**TABLE["local"], "steps": steps}, "seeds": seeds}
     given["run"].pop("many", None)
@@ -268,7 +268,7 @@ def test_the_number_of_processes(options, steps, expected, monkeypatch):
 
 
 def test_classes_defined_in_a_script_stay_in_its_process(monkeypatch):
-    monkeypatch.setattr("fedcohort.simulate.rounds.process_count.usable_cores", lambda: 2)
+    monkeypatch.setattr("fedcohort.simulate.rounds.process_count.free_cores", lambda: 2)
     given = {**table(rounds=1000), "seeds": [0, 1, 2, 3]}
     del given["run"]["processes"]
     experiment = Experiment.from_dict(given)

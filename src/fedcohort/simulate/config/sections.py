@@ -112,7 +112,9 @@ class RunOptions(Parameterized):
         (), ListOf(Text()), "labels of selectors that shadow every run; what they would have picked is recorded"
     )
     device: str = param("auto", Text(), "auto, cpu, cuda or cuda:N")
-    workers: int | None = param(None, Optional(Interval(int, 1, 4096)), "threads for CPU training; None: all cores")
+    workers: int | None = param(
+        None, Optional(Interval(int, 1, 4096)), "threads for CPU training; None: one per usable core"
+    )
     processes: int | None = param(
         None,
         Optional(Interval(int, 1, 1024)),

@@ -14,12 +14,13 @@ from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.errors import DeviceError, InputError, ParameterError
 from fedcohort.core.signals import LossMeasure
+from fedcohort.simulate.cores import free_cores, usable_cores
 from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.device import DeviceProgram
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.layers import read_layers
-from fedcohort.simulate.engine.modules import ModuleBackend, usable_cores
+from fedcohort.simulate.engine.modules import ModuleBackend
 from fedcohort.simulate.engine.native import NativeBackend, can_compile
 from fedcohort.simulate.engine.stacked import stack, stacking_obstacle
 from fedcohort.simulate.engine.store import Store, sample_shape
@@ -86,7 +87,7 @@ class Engine:
     device : str
         "auto" (CUDA if available), "cpu", "cuda" or "cuda:1".
     workers : int, optional
-        Number of threads on the CPU; default: one per core.
+        Number of threads on the CPU; default: one per core that this process may use.
     task : Task, optional
         What is learned; default: classification.
     tf32 : bool
@@ -163,10 +164,12 @@ class Engine:
         self.store = Store(x_train, x_test, y_test, federations, targets, self.task.standardises, copies)
         fast = self.task.fast and not self.integers
         self.kind = engine_kind(flat, self.sample, local, self.device, fast)
-        self.backend = self._backend(flat, workers or usable_cores(), tf32, fast)
+        self.backend = self._backend(flat, workers, tf32, fast)
 
-    def _backend(self, flat: FlatModel, threads: int, tf32: bool, fast: bool) -> Backend:
+    def _backend(self, flat: FlatModel, workers: int | None, tf32: bool, fast: bool) -> Backend:
         if self.kind.startswith(_COMPILED):
+            # Its results are the same for any number of threads, so it may look at what the machine does now.
+            threads = workers or free_cores()
             return NativeBackend.of(self.store, self.local, read_layers(flat, self.sample), threads)
         if self.kind.startswith(_STACKED):
             net = stack(flat, self.sample)
@@ -179,7 +182,7 @@ class Engine:
             self.store,
             self.local,
             device=self.device,
-            threads=threads,
+            threads=workers or usable_cores(),  # torch rounds by it, so not by the load of the moment
             task=None if self.task.fast else self.task,
         )
 

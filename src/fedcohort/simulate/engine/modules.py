@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -204,11 +203,6 @@ def draws_random_numbers(module: nn.Module, sample: tuple[int, ...], dtype: torc
         before = torch.get_rng_state()
         tried(torch.zeros(2, *sample, dtype=dtype))
         return not torch.equal(before, torch.get_rng_state())
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def torch_threads(owner: object, count: int | None) -> Callable[[], object]:

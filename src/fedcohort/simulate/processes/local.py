@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from fedcohort.core.errors import FedcohortError
+from fedcohort.simulate.cores import free_cores
 from fedcohort.simulate.engine import choose_device
-from fedcohort.simulate.engine.modules import usable_cores
 from fedcohort.simulate.processes.cuda_sharing import shared_device
 from fedcohort.simulate.processes.handover import DrivenExperiment
 from fedcohort.simulate.processes.worker import KEPT, STOP, WorkerSetup
@@ -128,7 +128,8 @@ class LocalDriver:
         options = simulation.experiment.options
         self._todo = deque(number for number in simulation.prepared.groups if not simulation.has_ended(number))
         self._attempts: dict[int, int] = {}
-        self._threads = options.workers or max(1, usable_cores() // count)
+        # More threads than cores would wait for each other, and a process is worth more than a thread.
+        self._threads = options.workers or max(1, free_cores() // count)
         seconds = min(_HAND_OVER_SECONDS, options.checkpoint_seconds)
         self._setup = WorkerSetup.of(simulation.prepared, simulation.out, simulation.device, self._threads, seconds)
         self._device = str(choose_device(simulation.device))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedcohort.simulate.cores import free_cores
 from fedcohort.simulate.engine import choose_device
-from fedcohort.simulate.engine.modules import usable_cores
 
 if TYPE_CHECKING:
     from fedcohort.simulate.config.experiment import Experiment, RunPlan
@@ -43,7 +43,7 @@ def choose_process_count(experiment: Experiment, device: str, requested: int | N
     enough = sum(plan.options.rounds for plan in experiment.plans) >= _MIN_ROUNDS
     if os.name != "posix" or not enough or not all(map(_is_importable, experiment.plans)):
         return 1
-    chosen, cores = choose_device(device), usable_cores()
+    chosen, cores = choose_device(device), free_cores()
     if chosen.type == "cuda":
         memory = torch.cuda.get_device_properties(chosen).total_memory
         return max(1, min(cores - 1, runs // _MIN_RUNS, memory // _GPU_BYTES, _MAX_PROCESSES))
