@@ -89,10 +89,8 @@ def compare(
 ) -> None:
     """Compare selectors on the same federation with the same seeds.
 
-    Runs that a folder in runs/ already has are not repeated if the experiment grows by seeds or selectors; --out starts
-    a new one.
-
-    Whatever you leave out comes from the scenario's paper, or else from the demo; the command prints what it used.
+    What you leave out comes from the scenario's paper, or else from the demo. Runs that a folder in runs/ has already
+    are not repeated; --out starts a new one.
 
     Example: fedcohort compare --data digits --selectors uniform,fedcor --seeds 5
     """

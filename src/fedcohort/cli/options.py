@@ -158,7 +158,7 @@ BaselineOption = Annotated[
     typer.Option("--baseline", metavar="NAME", help="Compare with this selector.", autocompletion=complete_selector),
 ]
 ColumnsOption = Annotated[
-    str | None, typer.Option("--columns", metavar="NAMES", help="Columns of the table, e.g. terminal,gain,p,mb.")
+    str | None, typer.Option("--columns", metavar="NAMES", help="Columns of the table, e.g. gain,p,mb.")
 ]
 WideOption = Annotated[bool, typer.Option("--wide", help="All columns of the table.")]
 
