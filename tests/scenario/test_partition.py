@@ -298,6 +298,16 @@ def test_dominant_class_takes_the_largest_equal_size(share):
     assert federation.label_counts().sum(axis=0).max() <= 5000
 
 
+def test_dominant_class_with_log_normal_sizes_keeps_80_to_20():
+    federation = build(DominantClass(clients=100, samples=400, share=0.3, replacement=True, spread=0.5), CIFAR)
+    sizes, dominant = federation.label_counts().sum(axis=1), federation.traits["dominant_class"]
+    assert 0.35 < np.log(sizes).std() < 0.65
+    assert abs(sizes.mean() / 400 - 1) < 0.2
+    skewed = dominant >= 0
+    own = federation.label_counts()[skewed, dominant[skewed]]
+    np.testing.assert_allclose(own / sizes[skewed], 0.8, atol=0.01)
+
+
 def test_impossible_dominant_class():
     with pytest.raises(ScenarioError, match="samples of class"):
         build(DominantClass(clients=100, samples=600, share=0.3), CIFAR)

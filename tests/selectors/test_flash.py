@@ -1,6 +1,7 @@
 """FLASH and flash-advantage: regression against the whole history, contexts, rewards, early stop, edges."""
 
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import Answer, Losses, RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.ours.flash_advantage import OUR_READINGS, FlashAdvantage
-from fedcohort.selectors.papers.flash import ELEMENTS, LIMIT, READINGS, Flash, FlashState
+from fedcohort.selectors.papers.flash import ELEMENTS, LIMIT, READINGS, VALIDATION_LOSS_AFTER, Flash, FlashState
 from fedcohort.selectors.papers.flash.regression import solution
 from fedcohort.session import Session
 
@@ -147,42 +148,79 @@ def test_scores_are_the_parts_of_the_drawn_theta_and_the_top_is_taken(selector):
             assert (np.diff(cohort.score[cohort.clients]) <= 0).all()
 
 
-def test_the_plain_name_is_the_papers_algorithm():
-    """Sec. 2.3, Algorithms 1 and 2 by brute force: r_t = |L^t - L^(t-1)| / tau_(t-1), with the L^t of the context."""
-    n, rounds = 12, 15
+READINGS_OF_ALGORITHM_1 = [
+    {},  # the plain name
+    {"reward_of": "round"},
+    {"tau": "round"},
+    {"reward_of": "round", "tau": "round", "alpha": "constant", "exploration": 0.7},
+    {"time_unit": "milliseconds"},
+    {"observed": "trained"},
+    {"observed": "trained", "reward_of": "round", "tau": "round", "time_unit": "milliseconds", "alpha": "constant"},
+]
+
+
+@pytest.mark.parametrize("reading", READINGS_OF_ALGORITHM_1, ids=str)
+def test_every_reading_is_the_papers_algorithm_by_brute_force(reading):
+    """Sec. 2.3, Algorithms 1, 2, client by client: r_t = |L^t - L^(t-1)| / tau_(t-1), with the L^t of the context."""
+    n, rounds, size = 12, 15, 4
     rng = np.random.default_rng(4)
-    robust, validation, seconds = (rng.uniform(0.2, 3.0, (rounds, n)) for _ in range(3))  # L^t, L_CE^t(V), tau_t
-    unit = np.median(seconds[0])
-    session = Session(Flash(), ClientTable(n=n), seed=0)
-    assert session.selector.requires == {
-        Signal.LOSS_QUERY, Signal.ROBUST_LOSS, Signal.VALIDATION_LOSS, Signal.DURATION
-    }  # fmt: skip
-    tau, reward, x, r = np.ones(n), np.zeros(n), np.zeros((0, 4)), np.zeros(0)
-    cohort = context = None
+    # L^t and L_CE^t(V) of the global model, of each client's own model after training, and tau_t.
+    robust, validation, own_robust, own_validation, seconds = (rng.uniform(0.2, 3.0, (rounds, n)) for _ in range(5))
+    session = Session(Flash(**reading), ClientTable(n=n), seed=0)
+    unit = 0.001 if reading.get("time_unit") == "milliseconds" else statistics.median(seconds[0])
+    tau, reward = [1.0] * n, [0.0] * n
+    gram, moment = np.eye(4), np.zeros(4)
+    members, rewarded_context = [], {}
     for t in range(rounds):
-        if t:
-            chosen = cohort.clients
-            tau[chosen] = seconds[t - 1, chosen] / unit
-            reward[chosen] = np.abs(robust[t, chosen] - robust[t - 1, chosen]) / tau[chosen]
-            x, r = np.concatenate([x, context[chosen]]), np.concatenate([r, reward[chosen]])
-        context = np.stack([robust[t] / robust[0], validation[t] / validation[0], tau, reward], axis=1)
-        request = RoundRequest(size=4)
+        if members:  # line 13: the next global model is evaluated, and the round is rewarded
+            moved = {i: abs(robust[t, i] - robust[t - 1, i]) for i in members}
+            if reading.get("reward_of") == "round":
+                one = abs(
+                    statistics.mean(robust[t, i] for i in members) - statistics.mean(robust[t - 1, i] for i in members)
+                )
+                moved = dict.fromkeys(members, one)
+            for i in members:
+                reward[i] = moved[i] / tau[i]
+                gram = gram + np.outer(rewarded_context[i], rewarded_context[i])
+                moment = moment + reward[i] * np.array(rewarded_context[i])
+        context = [
+            [robust[t, i] / robust[0, i], validation[t, i] / validation[0, i], tau[i], reward[i]] for i in range(n)
+        ]
+        request = RoundRequest(size=size)
         query = session.query(request)
         answer = {Signal.ROBUST_LOSS: robust[t][query.clients], Signal.VALIDATION_LOSS: validation[t][query.clients]}
         cohort = session.ask(request, Answer(query, answer))
-        gram = x.T @ x + np.eye(4)
-        assert [cohort.notes[f"theta {name}"] for name in ELEMENTS] == pytest.approx(np.linalg.solve(gram, x.T @ r))
-        assert cohort.notes["alpha"] == pytest.approx(1.0 + math.sqrt(4 * math.log((1 + t * n) / 0.1)))
-        drawn = np.array([cohort.notes[f"drawn {name}"] for name in ELEMENTS])
-        assert cohort.score == pytest.approx(context @ drawn)
-        top = np.arange(n) if t == 0 else np.argsort(-(context @ drawn))[:4]  # S_0 = [m], then the top M_t
-        assert set(cohort.clients.tolist()) == set(top.tolist())
+        theta_hat = np.linalg.inv(gram) @ moment
+        assert [cohort.notes[f"theta {name}"] for name in ELEMENTS] == pytest.approx(theta_hat)
+        growing = 1.0 + math.sqrt(4 * math.log((1 + t * n) / 0.1))
+        factor = reading.get("exploration", 1.0)
+        assert cohort.notes["alpha"] == pytest.approx(factor * (1.0 if reading.get("alpha") == "constant" else growing))
+        drawn = [cohort.notes[f"drawn {name}"] for name in ELEMENTS]
+        scores = [sum(a * b for a, b in zip(drawn, x, strict=True)) for x in context]
+        assert cohort.score == pytest.approx(scores)
+        members = sorted(range(n), key=lambda i: -scores[i])[: n if t == 0 else size]  # S_0 = [m], then the top M_t
+        assert set(cohort.clients.tolist()) == set(members)
+        longest = max(seconds[t, i] for i in members)
+        for i in members:  # lines 7 to 9
+            tau[i] = (longest if reading.get("tau") == "round" else seconds[t, i]) / unit
+            after = [own_robust[t, i] / robust[0, i], own_validation[t, i] / validation[0, i], tau[i], reward[i]]
+            rewarded_context[i] = after if reading.get("observed") == "trained" else context[i]
+        chosen = cohort.clients
         report = {
-            Signal.ROBUST_LOSS: robust[t, cohort.clients],
-            Signal.VALIDATION_LOSS: validation[t, cohort.clients],
-            Signal.DURATION: seconds[t, cohort.clients],
+            Signal.ROBUST_LOSS: robust[t, chosen],
+            Signal.VALIDATION_LOSS: validation[t, chosen],
+            Signal.DURATION: seconds[t, chosen],
+            Signal.ROBUST_LOSS_AFTER: own_robust[t, chosen],
+            VALIDATION_LOSS_AFTER: own_validation[t, chosen],
         }
-        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=report))
+        metrics = {signal: values for signal, values in report.items() if signal in session.requires}
+        session.tell(RoundReport(cohort.ticket, chosen, metrics=metrics))
+
+
+def test_the_plain_name_asks_for_what_the_paper_needs():
+    assert Flash().requires == {
+        Signal.LOSS_QUERY, Signal.ROBUST_LOSS, Signal.VALIDATION_LOSS, Signal.DURATION
+    }  # fmt: skip
 
 
 def test_drawn_theta_has_the_mean_and_covariance_of_equation_2():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -150,6 +151,15 @@ LOCALS = {
     "epoch-decay": LocalTraining(epochs=3, batch_size=16, lr=0.05, lr_decay_epoch=0.7),
     "momentum": LocalTraining(steps=7, batch_size=16, lr=0.05, momentum=0.9, weight_decay=1e-2),
     "robust": LocalTraining(steps=5, batch_size=16, lr=0.05, loss="robust", robust_alpha=0.7, robust_beta=1.3),
+    "robust-pseudo": LocalTraining(
+        steps=5,
+        batch_size=16,
+        lr=0.05,
+        loss="robust",
+        robust_alpha=0.7,
+        robust_beta=1.3,
+        robust_reverse="pseudo-labels",
+    ),
     "augmented": LocalTraining(steps=7, batch_size=16, lr=0.05, augment=True),
 }
 MODELS = ["mlp", "mlp-64", "logistic", "lenet", "fedcor-cnn", f"{__name__}:Residual"]
@@ -353,6 +363,25 @@ def losses_of(module, teacher, x, y, loss, local):
     if loss == "robust":
         return robust_loss(out, y, pseudo, local)
     return nn.functional.cross_entropy(out, y if loss == "label" else pseudo, reduction="none")
+
+
+@pytest.mark.parametrize("reverse", ["labels", "pseudo-labels"])
+def test_the_robust_loss_is_the_papers_sum_over_classes(reverse):
+    """Sec. 2.2 sample by sample: CE(y) + alpha CE(z) - beta sum_k p_k log [y or z]_k, with log 0 = A."""
+    logits = torch.tensor([[0.3, -1.0, 2.0], [1.5, 0.2, -0.4]], dtype=torch.float64)
+    labels, pseudo = [0, 1], [2, 0]
+    local = LocalTraining(
+        steps=1, loss="robust", robust_alpha=0.7, robust_beta=1.3, robust_log_zero=-3.0, robust_reverse=reverse
+    )
+    expected = []
+    for row, y, z in zip(logits.tolist(), labels, pseudo, strict=True):
+        p = [math.exp(value) / sum(map(math.exp, row)) for value in row]
+        target = y if reverse == "labels" else z
+        one_hot = [float(k == target) for k in range(3)]
+        rce = -sum(p[k] * (math.log(one_hot[k]) if one_hot[k] else -3.0) for k in range(3))
+        expected.append(-math.log(p[y]) - 0.7 * math.log(p[z]) + 1.3 * rce)
+    ours = robust_loss(logits, torch.tensor(labels), torch.tensor(pseudo), local)
+    np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-12)
 
 
 def check_evaluation(model, device):

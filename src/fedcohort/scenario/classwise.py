@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, IntArray
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import ScenarioError
 from fedcohort.core.params import Boolean, Interval, Optional, param
+from fedcohort.scenario.counter_rng import log_normals
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool, deal, equal_size
 
 _CLIENTS = Interval(int, 1, None)
@@ -261,7 +262,7 @@ class DominantClass(Partition):
 
     ``share`` is the paper's "non-IIDness". A heterogeneous client's other 20% are spread evenly over the other classes,
     a homogeneous client's samples over all classes. The remainder comes from the classes with the most samples left.
-    All clients have equal sizes.
+    All clients have equal sizes, unless ``spread`` makes them log-normal: the paper's durations grow with the size.
 
     >>> pool = Pool.of(np.repeat(np.arange(10), 100))
     >>> part = DominantClass(clients=10, samples=50, share=0.5).assign(pool, np.random.default_rng(0))
@@ -277,6 +278,7 @@ class DominantClass(Partition):
     share: float = param(0.3, Interval(float, 0, 1), "share of clients with a dominant class (non-IIDness)")
     dominance: float = param(0.8, Interval(float, 0, 1, "right"), "share of such a client's data in that class")
     replacement: bool = param(False, Boolean(), "draw samples independently, so that rare classes have enough")
+    spread: float = param(0.0, Interval(float, 0, 3), "standard deviation of the logarithm of the sizes; 0: all equal")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Choose the heterogeneous clients and their classes, then assign samples."""
@@ -288,9 +290,10 @@ class DominantClass(Partition):
         chosen = rng.permutation(self.clients)[:skewed]
         # Cycle through the classes in random order, so that each one dominates in equally many clients, to within one.
         dominant[chosen] = rng.permutation(pool.classes)[np.arange(skewed) % pool.classes]
+        shares = log_normals(self.spread, rng.random(self.clients)) if self.spread else np.ones(self.clients)
         return deal(
             pool,
-            self._fit(pool, dominant),
+            self._fit(pool, dominant, shares),
             rng,
             partition=self.name,
             replacement=self.replacement,
@@ -298,13 +301,13 @@ class DominantClass(Partition):
             hint="fewer clients or fewer samples per client fit, or replacement = true",
         )
 
-    def _fit(self, pool: Pool, dominant: IntArray) -> IntArray:
-        """Return counts (N, classes) for ``samples`` per client, or for the largest size that the classes allow."""
+    def _fit(self, pool: Pool, dominant: IntArray, shares: FloatArray) -> IntArray:
+        """Return counts (N, classes) for ``samples`` per client on average, or for as many as the classes allow."""
         if self.samples is not None or self.replacement:
-            return self._counts(self.samples or max(1, len(pool) // self.clients), dominant, pool.counts)
+            return self._counts(self.samples or max(1, len(pool) // self.clients), dominant, shares, pool.counts)
 
         def fits(size: int) -> bool:
-            return bool((self._counts(size, dominant, pool.counts).sum(axis=0) <= pool.counts).all())
+            return bool((self._counts(size, dominant, shares, pool.counts).sum(axis=0) <= pool.counts).all())
 
         size = _largest(0, equal_size(self.name, pool, self.clients, None), fits)
         if size == 0:
@@ -313,23 +316,24 @@ class DominantClass(Partition):
                 f"{int(pool.counts.argmin())} has only {int(pool.counts.min()):,}.",
                 hint="use fewer clients, or replacement = true",
             )
-        return self._counts(size, dominant, pool.counts)
+        return self._counts(size, dominant, shares, pool.counts)
 
-    def _counts(self, size: int, dominant: IntArray, have: IntArray) -> IntArray:
-        """Return counts (N, classes) for clients with ``size`` samples."""
+    def _counts(self, mean: int, dominant: IntArray, shares: FloatArray, have: IntArray) -> IntArray:
+        """Return counts (N, classes) for clients with ``shares`` of the ``mean`` size."""
         classes = len(have)
+        sizes = np.maximum(1, np.rint(mean * shares)).astype(np.int64)
         if classes == 1:
-            return np.full((self.clients, 1), size, dtype=np.int64)
+            return sizes[:, None]
         skewed = dominant >= 0
-        main = round(self.dominance * size)
-        counts = np.full((self.clients, classes), size // classes, dtype=np.int64)
-        counts[skewed] = (size - main) // (classes - 1)
-        counts[skewed, dominant[skewed]] = main
+        main = np.rint(self.dominance * sizes).astype(np.int64)
+        counts = np.repeat((sizes // classes)[:, None], classes, axis=1)
+        counts[skewed] = ((sizes - main) // (classes - 1))[skewed, None]
+        counts[skewed, dominant[skewed]] = main[skewed]
         # Take the remainder from the classes with the most samples left, so that no class runs out early.
         left = have - counts.sum(axis=0)
-        for k in np.flatnonzero(size - counts.sum(axis=1)):
+        for k in np.flatnonzero(sizes - counts.sum(axis=1)):
             order = np.argsort(-left, kind="stable")
-            extra = order[order != dominant[k]][: size - int(counts[k].sum())]
+            extra = order[order != dominant[k]][: sizes[k] - int(counts[k].sum())]
             counts[k, extra] += 1
             left[extra] -= 1
         return counts

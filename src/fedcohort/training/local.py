@@ -34,7 +34,8 @@ class LocalTraining(Parameterized):
     where e is the local epoch within the round (FedACS decays per local epoch). The robust loss ([Chang2023]_) of a
     sample with label y, pseudo-label z (argmax of the global model at the start of the round) and prediction p is
     CE(p, y) + alpha CE(p, z) - beta A (1 - p_y). The last term is the reverse cross-entropy with log 0 = A for the
-    given label, as the paper writes it for one sample (its set notation names both label sets).
+    given label, as the paper writes it for one sample. Its set notation names both label sets, so ``robust_reverse``
+    may also be "pseudo-labels", with p_z for p_y.
 
     With ``augment``, every image of every batch is shifted by -4 to 4 pixels in each direction and mirrored left to
     right or not, all equally likely. The new pixels are zeros, the mean colour, because images of bytes are
@@ -67,6 +68,9 @@ class LocalTraining(Parameterized):
     )
     robust_beta: float = param(1.0, Interval(float, 0, None), "weight of the reverse cross-entropy (beta)")
     robust_log_zero: float = param(-4.0, Interval(float, None, 0, "left"), "what stands for log 0 (A)")
+    robust_reverse: str = param(
+        "labels", OneOf(("labels", "pseudo-labels")), "what the reverse cross-entropy compares with"
+    )
     augment: bool = param(False, Boolean(), "crop images at random after padding them by 4 pixels, mirror half of them")
 
     def __post_init__(self) -> None:

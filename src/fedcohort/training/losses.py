@@ -19,7 +19,8 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def robust_from_cross_entropies(by_label: torch.Tensor, by_pseudo: torch.Tensor, local: LocalTraining) -> torch.Tensor:
     """Return FLASH's robust loss of each sample, given its cross-entropies with its label and its pseudo-label."""
-    reverse = -local.robust_log_zero * (1 - torch.exp(-by_label))
+    reversed_from = by_label if local.robust_reverse == "labels" else by_pseudo
+    reverse = -local.robust_log_zero * (1 - torch.exp(-reversed_from))
     return by_label + local.robust_alpha * by_pseudo + local.robust_beta * reverse
 
 
@@ -28,19 +29,22 @@ def logit_derivative(
 ) -> torch.Tensor:
     """Return the derivative (..., C) of each sample's loss.
 
-    With p the softmax, q the probability of the label y, z the pseudo-label and A = log 0: p - e_y, or
-    (1 + alpha) p - e_y - alpha e_z + beta A q (e_y - p).
+    With p the softmax, z the pseudo-label and A = log 0: p - e_y, or
+    (1 + alpha) p - e_y - alpha e_z + beta A p_r (e_r - p), where r is y or z (``robust_reverse``).
     """
     delta = torch.softmax(logits, -1)
     labels = labels.unsqueeze(-1)
     minus_one = torch.full(labels.shape, -1.0, dtype=logits.dtype, device=logits.device)
     if pseudo is None:
         return delta.scatter_add_(-1, labels, minus_one)
-    # d/dz of -beta A (1 - p_y), with dp_y/dz = p_y (e_y - p).
-    strength = local.robust_beta * local.robust_log_zero * delta.gather(-1, labels)
+    pseudo = pseudo.unsqueeze(-1)
+    reverse = labels if local.robust_reverse == "labels" else pseudo
+    # The derivative of -beta A (1 - p_r) by the logits, with that of p_r being p_r (e_r - p).
+    strength = local.robust_beta * local.robust_log_zero * delta.gather(-1, reverse)
     delta = delta * (1 + local.robust_alpha - strength)
-    delta.scatter_add_(-1, labels, strength - 1)
-    return delta.scatter_add_(-1, pseudo.unsqueeze(-1), local.robust_alpha * minus_one)
+    delta.scatter_add_(-1, reverse, strength)
+    delta.scatter_add_(-1, labels, minus_one)
+    return delta.scatter_add_(-1, pseudo, local.robust_alpha * minus_one)
 
 
 def reduce_losses(

@@ -49,7 +49,7 @@ DESCRIPTION = np.dtype(
         ("width", "i8", (_MAX_LAYERS + 1,)),
     ]
 )
-_SETTINGS = _record("prox", "weight_decay", "momentum", "alpha", "beta", "log_zero", kind="f8")
+_SETTINGS = _record("prox", "weight_decay", "momentum", "alpha", "beta", "log_zero", "reverse_pseudo", kind="f8")
 _TRAINING = _record(
     *("sample", "label", "pseudo", "indices", "counts", "crops", "rates"),
     *("steps", "width", "start", "out", "correction"),
@@ -128,6 +128,7 @@ class NativeBackend:
             self._settings[name] = getattr(local, name)
         for name in ("alpha", "beta", "log_zero"):
             self._settings[name] = getattr(local, f"robust_{name}")
+        self._settings["reverse_pseudo"] = local.robust_reverse == "pseudo-labels"
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._room = self._width = 0  # bytes for each thread, and the batch size for which they suffice
         # Little is left for torch to do between calls, so a second thread would gain little. It would keep spinning for

@@ -5,8 +5,8 @@
 draw (Eqs. 1, 2), and ``selector.py`` the linear bandit (Algorithm 2) with the early-stop rule.
 """
 
-from fedcohort.selectors.papers.flash.context import ELEMENTS, LIMIT
+from fedcohort.selectors.papers.flash.context import ELEMENTS, LIMIT, VALIDATION_LOSS_AFTER
 from fedcohort.selectors.papers.flash.reward import READINGS
 from fedcohort.selectors.papers.flash.selector import Flash, FlashState
 
-__all__ = ["ELEMENTS", "LIMIT", "READINGS", "Flash", "FlashState"]
+__all__ = ["ELEMENTS", "LIMIT", "READINGS", "VALIDATION_LOSS_AFTER", "Flash", "FlashState"]

@@ -14,10 +14,16 @@ import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import per_client
-from fedcohort.core.signals import Signal
+from fedcohort.core.signals import LossMeasure, LossOf, Signal
 
+VALIDATION_LOSS_AFTER = Signal(
+    "validation-loss-after",
+    meaning="loss of the client's own model after local training on its held-out data",
+    how=LossOf(LossMeasure(part="validation"), "own"),
+)
 ELEMENTS = ("robust-loss", "validation-loss", "duration", "last-reward")
 LOSS_OF = {"robust-loss": Signal.ROBUST_LOSS, "validation-loss": Signal.VALIDATION_LOSS}
+OWN_LOSS_OF = {"robust-loss": Signal.ROBUST_LOSS_AFTER, "validation-loss": VALIDATION_LOSS_AFTER}
 
 State = TypeVar("State", bound="ContextState")
 
@@ -111,12 +117,12 @@ def with_losses(state: State, clients: IntArray, losses: Mapping[Signal, FloatAr
         known = np.isfinite(values)
         new, loss = clients[known], values[known]
         first[new] = np.where(np.isnan(first[new]), loss, first[new])
-        column[new] = _relative(loss, first[new])
+        column[new] = relative(loss, first[new])
         changes |= {f"first_{name}": first, name: column}
     return dataclasses.replace(state, **changes)
 
 
-def _relative(loss: FloatArray, first: FloatArray) -> FloatArray:
+def relative(loss: FloatArray, first: FloatArray) -> FloatArray:
     """Return the loss divided by its first value, clipped; 1 if both are 0."""
     ratio = np.full(len(loss), LIMIT)
     np.divide(loss, first, out=ratio, where=np.abs(first) > np.abs(loss) / LIMIT)

@@ -22,10 +22,12 @@ from fedcohort.core.top import top_k
 from fedcohort.selectors.papers.flash.context import (
     ELEMENTS,
     LOSS_OF,
+    OWN_LOSS_OF,
     State,
     columns,
     contexts,
     in_units,
+    relative,
     time_unit,
     with_losses,
 )
@@ -49,6 +51,22 @@ class ContextualBandit(Selector[State]):
     readings: ClassVar[Mapping[str, Reading]] = READINGS
 
     reward: str = param("round-change", OneOf(tuple(READINGS)), "reading of the reward (r_t)")
+    reward_of: str = param(
+        "client",
+        OneOf(("client", "round")),
+        "losses whose change is rewarded: each client's, or their mean in the round",
+    )
+    tau: str = param(
+        "client", OneOf(("client", "round")), "duration: the client's own, or the longest of its round (tau)"
+    )
+    time_unit: str = param(
+        "first-round", OneOf(("first-round", "milliseconds")), "unit of tau: the first round's median, or the paper's"
+    )
+    observed: str = param(
+        "picked",
+        OneOf(("picked", "trained")),
+        "context in the regression: the one a client was picked by, or that of its own model after training",
+    )
     context: tuple[str, ...] = param(
         ELEMENTS, Sequence(OneOf(ELEMENTS), 1), "elements of the context vector (x_t); leave some out for the ablation"
     )
@@ -94,6 +112,8 @@ class ContextualBandit(Selector[State]):
         if self._reading.after is not None:
             needed.add(self._reading.after)
         needed |= {LOSS_OF[name] for name in self.context if name in LOSS_OF}
+        if self.observed == "trained":
+            needed |= {OWN_LOSS_OF[name] for name in self.context if name in OWN_LOSS_OF}
         if self._asked_losses:
             needed.add(Signal.LOSS_QUERY)
         return frozenset(needed)
@@ -130,6 +150,8 @@ class ContextualBandit(Selector[State]):
 
     def rewards(self, state: State, before: FloatArray, after: FloatArray, tau: FloatArray) -> FloatArray:
         """Return the rewards (k,) of clients by their losses before and after, and their durations."""
+        if self.reward_of == "round" and len(before):
+            before, after = np.full(len(before), before.mean()), np.full(len(after), after.mean())
         return rate(self._reading.gain, before, after, tau)
 
     def take_answer(self, state: State, candidates: IntArray, answer: Answer | None) -> State:
@@ -175,6 +197,18 @@ class ContextualBandit(Selector[State]):
         needed += [] if self._reading.after is None else [self._reading.after]
         return np.asarray(np.all([outcome.ok, *(np.isfinite(outcome[signal]) for signal in needed)], axis=0))
 
+    def _context_after_training(self, state: State, outcome: Outcome, usable: BoolArray, tau: FloatArray) -> FloatArray:
+        """Return the contexts (k, d) of line 9: losses of the clients' own models, and the durations of this round."""
+        clients = outcome.clients[usable]
+        known = columns(state, self.context, clients)
+        for name, first in (("robust-loss", state.first_robust), ("validation-loss", state.first_validation)):
+            if name in known:
+                loss = outcome[OWN_LOSS_OF[name]][usable]
+                known[name] = np.where(np.isfinite(loss), relative(loss, first[clients]), known[name])
+        if "duration" in known:
+            known["duration"] = tau
+        return np.stack(list(known.values()), axis=1)
+
     def update(self, state: State, outcome: Outcome) -> State:
         """Learn from the contexts clients were picked by and the rewards they earned (Algorithm 1, lines 7 to 9)."""
         reading, duration, usable = self._reading, outcome[Signal.DURATION], self.usable(outcome)
@@ -182,9 +216,15 @@ class ContextualBandit(Selector[State]):
         context = contexts(state, self.context, clients)  # before the reports change it
         unit = state.time_unit or time_unit(duration[usable])
         tau = in_units(duration[usable], unit)
+        if self.time_unit == "milliseconds":
+            tau *= 1000 * (unit or 1.0)
+        if self.tau == "round" and len(tau):
+            tau = np.full(len(tau), tau.max())
         if self.contexts == "last":
             reported = {s: outcome[s][usable] for name, s in LOSS_OF.items() if name in self.context}
             state = with_losses(state, clients, reported)
+        if self.observed == "trained":
+            context = self._context_after_training(state, outcome, usable, tau)
         durations = state.duration.copy()
         durations[clients] = tau
         last_reward, rewarded = state.reward.copy(), state.rewarded.copy()

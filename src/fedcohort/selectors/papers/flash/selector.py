@@ -18,7 +18,7 @@ import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, Optional, ParamSets, param
+from fedcohort.core.params import Interval, OneOf, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Slate, per_client, register
 from fedcohort.selectors.papers.flash.context import ContextState, contexts
 from fedcohort.selectors.papers.flash.contextual import ContextualBandit, Notes
@@ -113,13 +113,18 @@ class Flash(ContextualBandit[FlashState]):
         "algorithm": {"reward": "validation-decrease"},
         "greedy": {"exploration": 0.0, "ridge": 1e-06},
         "early stop": {"patience": 50},
+        "the round's": {"reward_of": "round", "tau": "round", "alpha": "constant"},
+        "after training": {"observed": "trained", "time_unit": "milliseconds"},
     }
 
     starves = "a client whose context promises little reward is not picked while others promise more"
 
     pictures = (COEFFICIENTS,)
 
-    exploration: float = param(1.0, Interval(float, 0, None), "factor on alpha_t (c)")
+    alpha: str = param(
+        "growing", OneOf(("growing", "constant")), "width of the draw: alpha_t of Sec. 2.1, or 1 in all rounds"
+    )
+    exploration: float = param(1.0, Interval(float, 0, None), "factor on it (c); Algorithm 2's alpha if it is constant")
     ridge: float = param(1.0, Interval(float, 0, None, "neither"), "regularisation (lambda)")
     delta: float = param(0.1, Interval(float, 0, 1, "neither"), "confidence (delta)")
     patience: int | None = param(
@@ -142,7 +147,9 @@ class Flash(ContextualBandit[FlashState]):
     ) -> tuple[FloatArray, dict[str, FloatArray], FlashState]:
         """Draw theta, and score all candidates by it (Algorithm 2)."""
         mean = solution(state.gram, state.moment)
-        width = self.exploration * confidence_width(slate.round, slate.n, len(self.context), self.ridge, self.delta)
+        width = self.exploration
+        if self.alpha == "growing":
+            width *= confidence_width(slate.round, slate.n, len(self.context), self.ridge, self.delta)
         theta = posterior_draw(state.gram, mean, width, rng)
         parts = {name: theta[j] * column for j, (name, column) in enumerate(context.items())}
         score = np.zeros(len(slate.candidates))

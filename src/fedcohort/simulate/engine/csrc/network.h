@@ -25,11 +25,11 @@ typedef struct {
 } Description;
 AS_IN_NUMPY(Description, width[MAX_LAYERS], 3 + 11 * MAX_LAYERS + MAX_LAYERS + 1);
 
-/* Of the training; alpha, beta and log_zero are those of the robust loss. */
+/* Of the training; alpha, beta, log_zero and whether the reverse term takes pseudo-labels are those of the robust loss. */
 typedef struct {
-    double prox, weight_decay, momentum, alpha, beta, log_zero;
+    double prox, weight_decay, momentum, alpha, beta, log_zero, reverse_pseudo;
 } Settings;
-AS_IN_NUMPY(Settings, log_zero, 6);
+AS_IN_NUMPY(Settings, reverse_pseudo, 7);
 
 typedef struct {
     index_t channels, height, width, outputs, rows, columns, pad_y, pad_x, pool_y, pool_x, relu; /* as in Kernel */

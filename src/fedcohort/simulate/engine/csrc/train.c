@@ -79,15 +79,17 @@ static void differentiate_loss(const Net *net, index_t count, const int64_t *lab
     for (index_t i = 0; i < count; ++i) {
         float *delta = top->delta + i * top->padded, greatest;
         const index_t y = labels[order[i]];
+        const index_t r = pseudo && settings->reverse_pseudo ? pseudo[order[i]] : y; /* of the reverse cross-entropy */
         const float whole = exponentials(top, top->out + i * top->padded, delta, &greatest);
         float strength = 0, factor = scale / whole;
         if (pseudo) {
             const float alpha = (float)settings->alpha;
-            strength = (float)(settings->beta * settings->log_zero) * (delta[y] / whole);
+            strength = (float)(settings->beta * settings->log_zero) * (delta[r] / whole);
             factor = scale * (1 + alpha - strength) / whole;
         }
         for (index_t j = 0; j < top->padded / LANES; ++j) ((vec *)delta)[j] *= factor;
-        delta[y] += scale * (strength - 1);
+        delta[y] += scale * ((r == y ? strength : 0) - 1);
+        if (r != y) delta[r] += scale * strength;
         if (pseudo) delta[pseudo[order[i]]] -= scale * (float)settings->alpha;
     }
 }
