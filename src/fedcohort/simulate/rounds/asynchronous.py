@@ -37,7 +37,7 @@ from fedcohort.simulate.rounds.isolate_failure import fail_selector, isolate_fai
 from fedcohort.simulate.rounds.judge import ModelScore
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.simulate.rounds.stages import OpenTurn, TrainedModels, members
+from fedcohort.simulate.rounds.turn import Turn, members
 from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.training.filters import KeepAll
 
@@ -190,17 +190,19 @@ class FlowBatch(Batch):
         turns, start = [], 0
         for run, run_jobs, part in zip(runs, jobs, clients, strict=True):
             place = slice(start, start + len(part))
-            seconds = np.array([job.seconds for job in run_jobs])
-            turns.append(TrainedModels(run, part, place, valid[place], seconds))
+            turn = Turn(run)
+            turn.clients, turn.jobs, turn.valid = part, place, valid[place]
+            turn.seconds = np.array([job.seconds for job in run_jobs])
+            turns.append(turn)
             start = place.stop
-        signals, _ = self.signals(turns, params)
-        for run, run_jobs, turn, found in zip(runs, jobs, turns, signals, strict=True):
+        self.signals(turns, params)
+        for run, run_jobs, turn in zip(runs, jobs, turns, strict=True):
             models = params[turn.jobs]
             if not run.aggregator.mixes_models:
                 models = models - run.base(self.received(run, turn.clients))
             for i, job in enumerate(run_jobs):
                 job.model, job.valid = models[i].clone(), bool(turn.valid[i])
-                job.signals = {signal: values[i : i + 1] for signal, values in found.items()}
+                job.signals = {signal: values[i : i + 1] for signal, values in turn.signals.items()}
         self._starts = {}
 
     def _trained(
@@ -346,14 +348,15 @@ class AsynchronousGroup(Group):
         """Return the answer to a selector's question and how long it took, and book its cost."""
         if query is None:
             return None, 0.0
-        (found,) = answer(self.batch, [OpenTurn(run, available, query)])
-        cost, total = found.cost, flight.cost
+        turn = Turn(run, available, query)
+        answer(self.batch, [turn])
+        cost, total = turn.cost, flight.cost
         total.asked += cost.asked
         total.query_bytes_down += cost.query_bytes_down
         total.query_bytes_up += cost.query_bytes_up
         total.query_seconds += cost.query_seconds
         total.query_client_seconds += cost.query_client_seconds
-        return found.answer, cost.query_seconds
+        return turn.answer, cost.query_seconds
 
     def _answer(self, run: Run, flight: Flight, job: Job) -> None:
         """Record that a client has answered or failed."""

@@ -13,7 +13,7 @@ from fedcohort.core.vectors import OutputLayer, vector_signal
 from fedcohort.simulate.engine import Engine, Jobs, TrainingResult
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.simulate.rounds.stages import TrainedModels, TrainedTurn
+from fedcohort.simulate.rounds.turn import Turn
 
 
 def zero_nonfinite(params: torch.Tensor) -> tuple[torch.Tensor, BoolArray]:
@@ -124,10 +124,8 @@ class Batch:
             correction = torch.cat(parts)
         return self.engine.train(models, jobs, prox=self._prox, correction=correction)
 
-    def signals(
-        self, turns: Sequence[TrainedTurn | TrainedModels], params: torch.Tensor
-    ) -> tuple[list[dict[Signal, FloatArray]], dict[int, torch.Tensor]]:
-        """Compute the signals that the runs' selectors declared.
+    def signals(self, turns: Sequence[Turn], params: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Compute the signals that the runs' selectors declared, and put them into the turns.
 
         Parameters
         ----------
@@ -136,98 +134,79 @@ class Batch:
 
         Returns
         -------
-        list of dict
-            For each turn its signals, (m,) or (m, V), of the arrived models.
         dict
             Full-batch gradients (m, P) of the runs that need them, by the run's row.
         """
-        found: list[dict[Signal, FloatArray]] = [{} for _ in turns]
-        for i, turn in enumerate(turns):
+        for turn in turns:
             if Signal.DURATION in turn.run.needed:
-                found[i][Signal.DURATION] = turn.seconds
-        self._before(turns, found)
-        self._after(turns, params, found)
-        moved = [i for i, turn in enumerate(turns) if turn.run.updates]
-        if moved:
-            trainable = self.engine.n_trainable
-            updates = [
-                (params[turns[i].jobs] - self.received(turns[i].run, turns[i].clients))[:, :trainable] for i in moved
-            ]
-            self._add_vectors(moved, turns, updates, [turns[i].run.updates for i in moved], found)
-        return found, self._gradients(turns, found)
+                turn.signals[Signal.DURATION] = turn.seconds
+        self._before(turns)
+        self._after(turns, params)
+        moved = [turn for turn in turns if turn.run.updates]
+        updates = [
+            (params[turn.jobs] - self.received(turn.run, turn.clients))[:, : self.engine.n_trainable] for turn in moved
+        ]
+        self._add_vectors(moved, updates, [turn.run.updates for turn in moved])
+        wanting = [turn for turn in turns if turn.run.wants_gradients]
+        gradients = self._gradients(wanting) if wanting else ()
+        self._add_vectors(wanting, gradients, [turn.run.gradients for turn in wanting])
+        return {turn.run.row: part for turn, part in zip(wanting, gradients, strict=True)}
 
-    def _gradients(
-        self, turns: Sequence[TrainedTurn | TrainedModels], found: Sequence[dict[Signal, FloatArray]]
-    ) -> dict[int, torch.Tensor]:
-        """Compute full-batch gradients for the runs that need them, and add the signals derived from them."""
-        places = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
-        if not places:
-            return {}
-        runs, clients = [turns[i].run for i in places], [turns[i].clients for i in places]
+    def _gradients(self, turns: Sequence[Turn]) -> Sequence[torch.Tensor]:
+        """Compute full-batch gradients (m, P) of each turn's clients at the models they received."""
+        clients = [turn.clients for turn in turns]
         lengths = [len(part) for part in clients]
-        models, rows = self._received(runs, clients)
-        stacked = self.engine.client_gradients(
-            models, rows, np.repeat([run.context.index for run in runs], lengths), np.concatenate(clients)
-        )
-        gradients = torch.split(stacked, lengths)
-        self._add_vectors(places, turns, gradients, [run.gradients for run in runs], found)
-        return {run.row: part for run, part in zip(runs, gradients, strict=True)}
+        models, rows = self._received([turn.run for turn in turns], clients)
+        indices = np.repeat([turn.run.context.index for turn in turns], lengths)
+        return torch.split(self.engine.client_gradients(models, rows, indices, np.concatenate(clients)), lengths)
 
-    def _before(self, turns: Sequence[TrainedTurn | TrainedModels], found: Sequence[dict[Signal, FloatArray]]) -> None:
+    def _before(self, turns: Sequence[Turn]) -> None:
         """Add losses of the received models; runs with the same measures are one batch."""
-        for measures, places in _alike([turn.run.before for turn in turns]).items():
-            runs, clients = [turns[i].run for i in places], [turns[i].clients for i in places]
+        for measures, alike in _alike(turns, [turn.run.before for turn in turns]).items():
+            runs, clients = [turn.run for turn in alike], [turn.clients for turn in alike]
             values = self._measure(*self._received(runs, clients), runs, clients, measures)
-            for at, i in enumerate(places):
-                found[i].update({s: values[measure][at] for s, measure in turns[i].run.before.items()})
+            for at, turn in enumerate(alike):
+                turn.signals.update({s: values[measure][at] for s, measure in turn.run.before.items()})
 
-    def _after(
-        self,
-        turns: Sequence[TrainedTurn | TrainedModels],
-        params: torch.Tensor,
-        found: Sequence[dict[Signal, FloatArray]],
-    ) -> None:
+    def _after(self, turns: Sequence[Turn], params: torch.Tensor) -> None:
         """Add losses of the clients' own models; the received models give the pseudo-labels."""
-        for measures, places in _alike([turn.run.after for turn in turns]).items():
-            runs, clients = [turns[i].run for i in places], [turns[i].clients for i in places]
-            jobs = np.concatenate([np.arange(turns[i].jobs.start, turns[i].jobs.stop) for i in places])
+        for measures, alike in _alike(turns, [turn.run.after for turn in turns]).items():
+            runs, clients = [turn.run for turn in alike], [turn.clients for turn in alike]
+            jobs = np.concatenate([np.arange(turn.jobs.start, turn.jobs.stop) for turn in alike])
             received = None
             if any(measure.loss != "label" for measure in measures):
                 models, rows = self._received(runs, clients)
                 received = models[torch.as_tensor(rows, device=models.device)]
             models_after = params[torch.as_tensor(jobs, device=params.device)]
             values = self._measure(models_after, np.arange(len(jobs)), runs, clients, measures, received)
-            for at, i in enumerate(places):
-                found[i].update({s: values[measure][at] for s, measure in turns[i].run.after.items()})
+            for at, turn in enumerate(alike):
+                turn.signals.update({s: values[measure][at] for s, measure in turn.run.after.items()})
 
     def _add_vectors(
-        self,
-        places: Sequence[int],
-        turns: Sequence[TrainedTurn | TrainedModels],
-        vectors: Sequence[torch.Tensor],
-        wanted: Sequence[Mapping[Signal, VectorOf]],
-        found: Sequence[dict[Signal, FloatArray]],
+        self, turns: Sequence[Turn], vectors: Sequence[torch.Tensor], wanted: Sequence[Mapping[Signal, VectorOf]]
     ) -> None:
         """Add the signals derived from updates or gradients (m, P), in one transfer."""
-        parts: list[tuple[int, Signal, torch.Tensor]] = []
-        for i, rows, signals in zip(places, vectors, wanted, strict=True):
-            turn = turns[i]
+        parts: list[tuple[Turn, Signal, torch.Tensor]] = []
+        for turn, rows, signals in zip(turns, vectors, wanted, strict=True):
             samples = turn.run.federation.train_sizes[turn.clients].astype(np.float64)
-            parts += [(i, s, vector_signal(how, rows, turn.valid, self._output, samples)) for s, how in signals.items()]
+            for signal, how in signals.items():
+                parts.append((turn, signal, vector_signal(how, rows, turn.valid, self._output, samples)))
         if not parts:
             return
         # One copy for all runs, because each copy waits until the device is done.
         values = torch.cat([part.reshape(-1) for _, _, part in parts]).cpu().numpy().astype(np.float64)
         at = 0
-        for i, signal, part in parts:
-            found[i][signal] = values[at : at + part.numel()].reshape(part.shape)
+        for turn, signal, part in parts:
+            turn.signals[signal] = values[at : at + part.numel()].reshape(part.shape)
             at += part.numel()
 
 
-def _alike(wanted: Sequence[Mapping[Signal, LossMeasure]]) -> dict[frozenset[LossMeasure], list[int]]:
-    """Group the positions of equal sets of measures, leaving out empty ones."""
-    found: dict[frozenset[LossMeasure], list[int]] = {}
-    for i, measures in enumerate(wanted):
+def _alike(
+    turns: Sequence[Turn], wanted: Sequence[Mapping[Signal, LossMeasure]]
+) -> dict[frozenset[LossMeasure], list[Turn]]:
+    """Group the turns that want equal sets of measures, leaving out empty ones."""
+    found: dict[frozenset[LossMeasure], list[Turn]] = {}
+    for turn, measures in zip(turns, wanted, strict=True):
         if measures:
-            found.setdefault(frozenset(measures.values()), []).append(i)
+            found.setdefault(frozenset(measures.values()), []).append(turn)
     return found

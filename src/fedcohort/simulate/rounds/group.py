@@ -39,7 +39,7 @@ from fedcohort.simulate.rounds.late import LateUpdate
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import FederationContext, Run
 from fedcohort.simulate.rounds.server import ServerSamples, server_samples
-from fedcohort.simulate.rounds.stages import AnsweredTurn, AveragedTurn, CohortTurn, OpenTurn, TestedTurn, TrainedTurn
+from fedcohort.simulate.rounds.turn import Turn
 from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.simulate.store.results import RunInfo
 from fedcohort.simulate.store.rows import RowBuffer
@@ -269,29 +269,30 @@ class Group:
 
     def _step(self, runs: Sequence[Run], on_round: OnRound | None) -> None:
         began = time.perf_counter()
-        open_turns, rounds = self._open(runs)
-        cohort_turns: list[CohortTurn] = []
-        for answered, round_ in zip(answer(self.batch, open_turns), rounds, strict=True):
-            run = answered.open_turn.run
-            if run.running:
+        opened = self._open(runs)
+        answer(self.batch, opened)
+        turns = []
+        for turn in opened:
+            if turn.run.running:
                 try:
-                    cohort_turns.append(_choose(answered, round_))
+                    _choose(turn)
+                    turns.append(turn)
                 except SelectorError as error:
-                    fail_selector(run, error)
-        self._train_late([turn for turn in cohort_turns if turn.run.late is not None and len(turn.round.late_models)])
-        training = [turn for turn in cohort_turns if len(turn.arrived)]
-        trained = iter(self._train(training) if training else ())
-        averaged = [next(trained) if len(turn.arrived) else AveragedTurn.without_models(turn) for turn in cohort_turns]
-        tested = self._evaluate([turn for turn in averaged if turn.run.running])
+                    fail_selector(turn.run, error)
+        self._train_late([turn for turn in turns if turn.run.late is not None and len(turn.round.late_models)])
+        if training := [turn for turn in turns if len(turn.arrived)]:
+            self._train(training)
+        tested = [turn for turn in turns if turn.run.running]
+        self._evaluate(tested)
         # The runs of a batch cannot be timed separately, so each gets an equal share.
         share = (time.perf_counter() - began) / max(len(tested), 1)
         for turn in tested:
             self._finish(turn, share, on_round)
 
-    def _open(self, runs: Sequence[Run]) -> tuple[list[OpenTurn], list[Round]]:
-        """Open the next round of each run; return the turns, each with its selector's question, and the rounds."""
+    def _open(self, runs: Sequence[Run]) -> list[Turn]:
+        """Open the next round of each run; return the turns, each with its selector's question."""
         masks: dict[tuple[int, int, Any], BoolArray] = {}
-        turns, rounds = [], []
+        turns = []
         for run in runs:
             available = run.wait()
             if run.begins == np.inf:
@@ -314,37 +315,38 @@ class Group:
                 now=run.begins,
             )
             try:
-                turns.append(OpenTurn(run, available, round_.open(available)))
-                rounds.append(round_)
+                turn = Turn(run, available, round_.open(available))
+                turn.round = round_
+                turns.append(turn)
             except SelectorError as error:
                 fail_selector(run, error)
-        return turns, rounds
+        return turns
 
     # -- training ----------------------------------------------------------------------------------------------
 
-    def _train(self, turns: Sequence[CohortTurn]) -> list[AveragedTurn]:
+    def _train(self, turns: Sequence[Turn]) -> None:
         """Train the clients that will answer, compute signals, filter, and average."""
-        runs = [turn.run for turn in turns]
         trained = self._train_clients(turns, [turn.arrived for turn in turns])
         params, valid = zero_nonfinite(trained.params)
-        trained_turns = []
         start = 0
         for turn in turns:
-            jobs = slice(start, start + len(turn.clients))
-            trained_turns.append(TrainedTurn(turn, turn.clients, jobs, valid[jobs]))
-            start = jobs.stop
-        signals, gradients = self.batch.signals(trained_turns, params)
-        self._add_server_signals(trained_turns, params, signals)
-        new, shares = self._average(trained_turns, params, trained.steps, signals)
-        self._learn_corrections(trained_turns, params, trained.steps, gradients)
+            turn.jobs = slice(start, start + len(turn.clients))
+            turn.valid = valid[turn.jobs]
+            start = turn.jobs.stop
+        gradients = self.batch.signals(turns, params)
+        for turn in turns:
+            for signal in turn.run.needed:
+                if isinstance(signal.how, OnServer):
+                    turn.signals[signal] = self._on_server(signal.how, turn, params[turn.jobs])
+        new = self._average(turns, params, trained.steps)
+        self._learn_corrections(turns, params, trained.steps, gradients)
         # Only now: signals, filters and corrections need the models that the clients received.
-        self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
-        return [
-            _in_cohort_order(turn, kept, weights, found)
-            for turn, (kept, weights), found in zip(trained_turns, shares, signals, strict=True)
-        ]
+        self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)] = new
+        for turn in turns:
+            if not turn.valid.all():
+                turn.round.invalidate(turn.arrived[~turn.valid])
 
-    def _train_clients(self, turns: Sequence[CohortTurn], places: Sequence[IntArray]) -> TrainingResult:
+    def _train_clients(self, turns: Sequence[Turn], places: Sequence[IntArray]) -> TrainingResult:
         """Train the clients at positions ``places[i]`` of the cohort of ``turns[i]``, all in one batch."""
         clients = [turn.cohort.clients[part] for turn, part in zip(turns, places, strict=True)]
         # The engine knows the usual steps. They are needed here only if a selector asks for more or less work.
@@ -358,17 +360,8 @@ class Group:
         seeds = np.repeat([turn.run.plan.seed for turn in turns], [len(part) for part in clients])
         return self.batch.train([turn.run for turn in turns], clients, seeds, steps)
 
-    def _add_server_signals(
-        self, turns: Sequence[TrainedTurn], params: torch.Tensor, signals: Sequence[dict[Signal, FloatArray]]
-    ) -> None:
-        """Add the signals that the server measures on its own samples."""
-        for turn, found in zip(turns, signals, strict=True):
-            for signal in turn.run.needed:
-                if isinstance(signal.how, OnServer):
-                    found[signal] = self._on_server(signal.how, turn, params[turn.jobs])
-
     def _learn_corrections(
-        self, turns: Sequence[TrainedTurn], params: torch.Tensor, steps: IntArray, gradients: Mapping[int, torch.Tensor]
+        self, turns: Sequence[Turn], params: torch.Tensor, steps: IntArray, gradients: Mapping[int, torch.Tensor]
     ) -> None:
         """Let aggregators such as SCAFFOLD learn from all finite models, including those that the filter dropped."""
         for turn in turns:
@@ -388,7 +381,7 @@ class Group:
                 gradients[run.row][good][:, : run.averaged] if run.aggregator.needs_gradients else None,
             )
 
-    def _train_late(self, turns: Sequence[CohortTurn]) -> None:
+    def _train_late(self, turns: Sequence[Turn]) -> None:
         """Train the clients that will answer too late and whose models count in a later round."""
         if not turns:
             return
@@ -410,32 +403,22 @@ class Group:
 
     # -- filter and average ------------------------------------------------------------------------------------
 
-    def _average(
-        self,
-        turns: Sequence[TrainedTurn],
-        params: torch.Tensor,
-        steps: IntArray,
-        signals: Sequence[Mapping[Signal, FloatArray]],
-    ) -> tuple[torch.Tensor, list[tuple[BoolArray, FloatArray]]]:
-        """Return the next global models (E, P), and for each turn which models (m,) are kept and their weights (m,)."""
+    def _average(self, turns: Sequence[Turn], params: torch.Tensor, steps: IntArray) -> torch.Tensor:
+        """Return the next global models (E, P); the turns get which models are kept, and their weights."""
         logits = self._logits(turns, params)
         mixes: list[Mix] = []
-        shares: list[tuple[BoolArray, FloatArray]] = []
         special: dict[int, torch.Tensor] = {}
         stale: dict[int, torch.Tensor] = {}  # by turn, the weighted sum of late models
         for i, turn in enumerate(turns):
             run = turn.run
-            kept = self._kept(turn, params, logits.get(i))
-            weights = np.zeros(len(kept))
-            shares.append((kept, weights))
+            turn.kept = kept = self._kept(turn, params, logits.get(i))
+            turn.weights = np.zeros(len(kept))
             if not kept.any():
-                mixes.append(Mix(weights, 1.0))  # the old model stays
+                mixes.append(Mix(turn.weights, 1.0))  # the old model stays
                 continue
-            late = (
-                [] if run.late is None else run.late.take(turn.cohort_turn.round.closed_at, turn.clients[kept].tolist())
-            )
+            late = [] if run.late is None else run.late.take(turn.round.closed_at, turn.clients[kept].tolist())
             _note_late(turn, late)
-            members = turn.members(kept, steps[turn.jobs], signals[i], late)
+            members = turn.members(steps[turn.jobs], late)
             old = self.models[run.row]
             # A late update is applied to the current model, because the one it was computed from is gone.
             moved = run.base(old) + torch.stack([one.update for one in late]) if late else params[:0]
@@ -448,14 +431,14 @@ class Group:
                 mix, model = _combine(run, old, torch.cat([rows, moved]) if late else rows, members, kept)
                 if model is not None:
                     special[i] = model
-            weights[:] = mix.weights
+            turn.weights = mix.weights
             mixes.append(mix)
         new = self._mix(turns, params, mixes, special)
         for i, models in stale.items():
             new[i] += models
-        return new, shares
+        return new
 
-    def _kept(self, turn: TrainedTurn, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
+    def _kept(self, turn: Turn, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
         """Return which models (m,) the filter keeps; none if the run has failed."""
         run, good = turn.run, turn.valid
         if not run.running:
@@ -477,7 +460,7 @@ class Group:
 
     def _mix(
         self,
-        turns: Sequence[TrainedTurn],
+        turns: Sequence[Turn],
         params: torch.Tensor,
         mixes: Sequence[Mix],
         special: Mapping[int, torch.Tensor],
@@ -516,7 +499,7 @@ class Group:
         losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.repeat(len(models)), reduction="none")
         return np.asarray(losses.view(len(models), -1).mean(dim=1).cpu().numpy())
 
-    def _on_server(self, how: OnServer, turn: TrainedTurn, models: torch.Tensor) -> FloatArray:
+    def _on_server(self, how: OnServer, turn: Turn, models: torch.Tensor) -> FloatArray:
         """Return a number (m,) for each of the arrived ``models`` (m, P); 0 for models that are not finite.
 
         The utility of a coalition is minus the server's loss of its members' average, weighted by size. The empty
@@ -544,7 +527,7 @@ class Group:
             values[valid] = found
         return np.where(np.isfinite(values), values, 0.0)
 
-    def _logits(self, turns: Sequence[TrainedTurn], params: torch.Tensor) -> dict[int, torch.Tensor]:
+    def _logits(self, turns: Sequence[Turn], params: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return logits on the server's validation set for the filters that need them, in one batch per federation."""
         wanting: dict[int, list[int]] = {}
         for i, turn in enumerate(turns):
@@ -559,13 +542,15 @@ class Group:
 
     # -- evaluation and reports --------------------------------------------------------------------------------
 
-    def _evaluate(self, turns: Sequence[AveragedTurn]) -> list[TestedTurn]:
+    def _evaluate(self, turns: Sequence[Turn]) -> None:
         """Apply the early-stop rules, and test the models for which a test is due."""
-        stops = [_stop(turn) for turn in turns]
-        ends = [turn.run.clock + turn.cohort_turn.cost.seconds for turn in turns]
-        due = [i for i, turn in enumerate(turns) if stops[i] is not None or is_due(turn.run, ends[i])]
-        scores = self._score({i: turns[i].run for i in due})
-        return [TestedTurn(turn, stops[i], scores.get(i)) for i, turn in enumerate(turns)]
+        due = {}
+        for i, turn in enumerate(turns):
+            turn.stop = _stop(turn)
+            if turn.stop is not None or is_due(turn.run, turn.run.clock + turn.cost.seconds):
+                due[i] = turn.run
+        for i, score in self._score(due).items():
+            turns[i].score = score
 
     def _score(self, runs: Mapping[int, Run]) -> dict[int, ModelScore]:
         """Test the models of some runs; those with the same test set are one batch."""
@@ -600,14 +585,13 @@ class Group:
         if score is not None:
             run.session.record(round, {run.judged_by.name: score.metric, "loss": score.loss})
 
-    def _finish(self, turn: TestedTurn, wall: float, on_round: OnRound | None) -> None:
+    def _finish(self, turn: Turn, wall: float, on_round: OnRound | None) -> None:
         """Report to the session, add a row of measurements, and end the run if it is over."""
-        averaged, cohort_turn = turn.averaged_turn, turn.averaged_turn.cohort_turn
-        run, cohort, cost = cohort_turn.run, cohort_turn.cohort, cohort_turn.cost
-        available, durations = cohort_turn.available, cohort_turn.round.seconds
+        run, cohort, cost = turn.run, turn.cohort, turn.cost
         if len(cohort):
+            signals = {signal: turn.in_cohort(values, np.nan) for signal, values in turn.signals.items()}
             try:
-                cohort_turn.round.finish(averaged.kept, averaged.metrics)
+                turn.round.finish(turn.in_cohort(turn.kept, False) > 0, signals)
             except SelectorError as error:
                 fail_selector(run, error)
                 return
@@ -618,10 +602,10 @@ class Group:
         row = {
             **measurements(run, finite, cost, cohort.clients),
             "seconds": cost.seconds,
-            "available": len(run.federation) if available is None else int(available.sum()),
+            "available": len(run.federation) if turn.available is None else int(turn.available.sum()),
             "wall_seconds": wall,
-            "durations": durations,
-            "weights": averaged.weight,
+            "durations": turn.round.seconds,
+            "weights": turn.in_cohort(turn.weights, 0.0),
         }
         self._rows.add(row)
         _conclude(turn, diverged=turn.score is not None and finite is None)
@@ -680,13 +664,13 @@ def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
 # -- one turn --------------------------------------------------------------------------------------------------
 
 
-def _choose(turn: AnsweredTurn, round_: Round) -> CohortTurn:
+def _choose(turn: Turn) -> None:
     """Choose the cohort, and find out which clients will answer in time."""
-    (run, available, _), cost = turn.open_turn, turn.cost
+    run, round_, cost = turn.run, turn.round, turn.cost
     plan = run.plan
     if run.round == 0:  # labels are shared once, before the first round
         run.costs.book_labels(cost, run.context.label_facts(plan.labels, plan.seed))
-    cohort = round_.choose(turn.answer)
+    cohort = turn.cohort = round_.choose(turn.answer)
     count = len(cohort.clients)
     if run.instant or not count:
         durations, status = np.zeros(count), np.zeros(count, np.int8)
@@ -707,7 +691,8 @@ def _choose(turn: AnsweredTurn, round_: Round) -> CohortTurn:
             signals=run.needed,
             copies=run.aggregator.model_copies,
         )
-    return CohortTurn(run, round_, available, cost, np.flatnonzero(round_.status == Status.OK))
+    turn.arrived = np.flatnonzero(round_.status == Status.OK)
+    turn.clients, turn.seconds = cohort.clients[turn.arrived], round_.seconds[turn.arrived]
 
 
 def finite_score(score: ModelScore | None) -> ModelScore | None:
@@ -756,38 +741,21 @@ def _known(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _in_cohort_order(
-    turn: TrainedTurn, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]
-) -> AveragedTurn:
-    """Put what is known of the arrived models (m,) into the order of the cohort (k,)."""
-    cohort_turn = turn.cohort_turn
-    count, arrived = cohort_turn.cohort.size, cohort_turn.arrived
-    if not turn.valid.all():
-        cohort_turn.round.invalidate(arrived[~turn.valid])
-    in_average, weight = np.zeros(count, np.bool_), np.zeros(count)
-    in_average[arrived] = kept
-    weight[arrived] = weights
-    metrics = {signal: turn.column(values) for signal, values in found.items()}
-    return AveragedTurn(cohort_turn, in_average, weight, metrics)
-
-
-def _note_late(turn: TrainedTurn, late: Sequence[LateUpdate]) -> None:
+def _note_late(turn: Turn, late: Sequence[LateUpdate]) -> None:
     """Record which late models are in a run's average."""
     if late:
         run, name = turn.run, turn.run.session.table.name
         clients = {name(one.client): {"ticket": one.ticket, "staleness": run.round - one.round} for one in late}
-        run.session.note(
-            LATE_COUNTED, {"round": run.round, "ticket": turn.cohort_turn.cohort.ticket, "clients": clients}
-        )
+        run.session.note(LATE_COUNTED, {"round": run.round, "ticket": turn.cohort.ticket, "clients": clients})
 
 
-def _stop(turn: AveragedTurn) -> str | None:
+def _stop(turn: Turn) -> str | None:
     """Return why the selector, or else the early-stop rule, ends the run here; None if neither does."""
     run, reason = turn.run, None
     if run.early_stop is not None:
         training, validation = run.early_stop.watches
         run.watch, reason = run.early_stop.after_round(run.watch, turn.mean(training), turn.mean(validation))
-    return reason if turn.cohort_turn.cohort.stop is None else turn.cohort_turn.cohort.stop
+    return reason if turn.cohort.stop is None else turn.cohort.stop
 
 
 def is_due(run: Run, clock: float) -> bool:
@@ -795,12 +763,11 @@ def is_due(run: Run, clock: float) -> bool:
     return run.is_last(clock) or (run.round + 1) % run.eval_every == 0
 
 
-def _conclude(turn: TestedTurn, diverged: bool) -> None:
+def _conclude(turn: Turn, diverged: bool) -> None:
     """End the run if it is over; ``diverged`` says whether the test loss is NaN or infinite."""
-    averaged = turn.averaged_turn
-    run = averaged.run
+    run = turn.run
     # If there was no test in this round, models that are all NaN are the only sign of divergence.
-    broken = len(averaged.cohort_turn.arrived) > 0 and not (averaged.cohort_turn.round.status == Status.OK).any()
+    broken = len(turn.arrived) > 0 and not turn.valid.any()
     if broken or diverged:
         what = "every client's model" if broken else "the global model's test loss"
         run.end("diverged", f"{what} became NaN or infinite in round {run.round}")

@@ -9,69 +9,58 @@ import numpy as np
 import torch
 
 from fedcohort.core import rng
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import IntArray
 from fedcohort.core.protocol import Answer, Losses, Trial
 from fedcohort.core.signals import Signal, losses_of
 from fedcohort.simulate.rounds.batch import Batch
-from fedcohort.simulate.rounds.costs import RoundCost
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.simulate.rounds.stages import AnsweredTurn, OpenTurn, members
+from fedcohort.simulate.rounds.turn import Turn, members
 
 _TRIED = losses_of([Trial.measured], "received")
 
 
-def answer(batch: Batch, turns: Sequence[OpenTurn]) -> list[AnsweredTurn]:
-    """Answer the questions of all runs in one batch, and book what they cost."""
-    found: dict[int, AnsweredTurn] = {}
-    questions: dict[frozenset[Signal], list[tuple[int, Losses]]] = {}
-    trials: list[tuple[int, Trial]] = []
-    for i, turn in enumerate(turns):
+def answer(batch: Batch, turns: Sequence[Turn]) -> None:
+    """Answer the questions of all turns in one batch, and book what they cost."""
+    questions: dict[frozenset[Signal], list[tuple[Turn, Losses]]] = {}
+    trials: list[tuple[Turn, Trial]] = []
+    for turn in turns:
         match turn.query:
-            case None:
-                found[i] = AnsweredTurn(turn, None, None, RoundCost())
             case Losses() as losses:
-                questions.setdefault(losses.signals, []).append((i, losses))
+                questions.setdefault(losses.signals, []).append((turn, losses))
             case Trial() as trial:
-                trials.append((i, trial))
+                trials.append((turn, trial))
     for signals, asking in questions.items():
-        replies = _losses(batch, signals, [turns[i] for i, _ in asking], [query for _, query in asking])
-        found |= zip([i for i, _ in asking], replies, strict=True)
+        _answer_losses(batch, signals, asking)
     if trials:
-        replies = _trials(batch, [turns[i] for i, _ in trials], [query for _, query in trials])
-        found |= zip([i for i, _ in trials], replies, strict=True)
-    return [found[i] for i in range(len(turns))]
+        _answer_trials(batch, trials)
 
 
-def _losses(
-    batch: Batch, signals: frozenset[Signal], turns: Sequence[OpenTurn], queries: Sequence[Losses]
-) -> list[AnsweredTurn]:
+def _answer_losses(batch: Batch, signals: frozenset[Signal], asking: Sequence[tuple[Turn, Losses]]) -> None:
     measures = losses_of(signals, "received")
-    reachable = [turn.reachable(query.clients) for turn, query in zip(turns, queries, strict=True)]
-    runs = [turn.run for turn in turns]
+    reachable = [turn.reachable(query.clients) for turn, query in asking]
+    runs = [turn.run for turn, _ in asking]
     found = batch.measure(batch.models, [run.row for run in runs], runs, reachable, frozenset(measures.values()))
-    answered = []
-    for i, (turn, query) in enumerate(zip(turns, queries, strict=True)):
+    for i, (turn, query) in enumerate(asking):
         place = np.isin(query.clients, reachable[i])
         values = {}
         for signal, measure in measures.items():
             values[signal] = np.full(len(query.clients), np.nan)
             values[signal][place] = found[measure][i]
-        cost, costs = RoundCost(), turn.run.costs
-        costs.book_losses(cost, turn.seconds(reachable[i], costs.loss_work(reachable[i], signals)), signals)
-        answered.append(AnsweredTurn(turn, Answer(query, values), reachable[i], cost))
-    return answered
+        costs, work = turn.run.costs, turn.run.costs.loss_work(reachable[i], signals)
+        costs.book_losses(turn.cost, turn.work_seconds(reachable[i], work), signals)
+        turn.answer, turn.holders = Answer(query, values), reachable[i]
 
 
-def _trials(batch: Batch, turns: Sequence[OpenTurn], queries: Sequence[Trial]) -> list[AnsweredTurn]:
+def _answer_trials(batch: Batch, asking: Sequence[tuple[Turn, Trial]]) -> None:
     """Train and average each trial cohort, and measure everyone's loss before and after. The models are not kept."""
     (measure,) = _TRIED.values()
-    everyone = [turn.reachable(None) for turn in turns]
-    runs = [turn.run for turn in turns]
+    everyone = [turn.reachable(None) for turn, _ in asking]
+    runs = [turn.run for turn, _ in asking]
     before = batch.measure(batch.models, [run.row for run in runs], runs, everyone, [measure])[measure]
     parts: list[tuple[int, IntArray]] = []  # (turn, trial cohort)
     seeds = []
-    for i, (turn, query) in enumerate(zip(turns, queries, strict=True)):
+    for i, (turn, query) in enumerate(asking):
         for number, cohort in enumerate(query.cohorts):
             parts.append((i, turn.reachable(cohort)))
             # The round itself may train the same clients; a trial must not use the same batches.
@@ -79,25 +68,17 @@ def _trials(batch: Batch, turns: Sequence[OpenTurn], queries: Sequence[Trial]) -
     owners = [runs[i] for i, _ in parts]
     averages = _tried_models(batch, owners, [clients for _, clients in parts], seeds)
     after = batch.measure(averages, range(len(parts)), owners, [everyone[i] for i, _ in parts], [measure])[measure]
-    answered = []
-    for i, (turn, query) in enumerate(zip(turns, queries, strict=True)):
-        trials = [j for j, (owner, _) in enumerate(parts) if owner == i]
-        cohorts, losses = [parts[j][1] for j in trials], [after[j] - before[i] for j in trials]
-        answered.append(_trial_answer(turn, query, everyone[i], cohorts, losses))
-    return answered
-
-
-def _trial_answer(
-    turn: OpenTurn, query: Trial, everyone: IntArray, cohorts: Sequence[IntArray], changes: Sequence[FloatArray]
-) -> AnsweredTurn:
-    """Return how the loss of ``everyone`` (a,) changes with each trial cohort; NaN for others."""
-    change = np.full((len(cohorts), len(turn.run.federation)), np.nan)
-    for place, values in enumerate(changes):
-        change[place, everyone] = values
-    cost, costs = RoundCost(), turn.run.costs
-    evaluation = turn.seconds(everyone, costs.loss_work(everyone, _TRIED))
-    costs.book_trial(cost, evaluation, [turn.seconds(c, 1.0) for c in cohorts], turn.run.aggregator.model_copies)
-    return AnsweredTurn(turn, Answer(query, {query.answered_with: change}), everyone, cost)
+    for i, (turn, query) in enumerate(asking):
+        cohorts = [clients for owner, clients in parts if owner == i]
+        changes = [losses - before[i] for (owner, _), losses in zip(parts, after, strict=True) if owner == i]
+        change = np.full((len(cohorts), len(turn.run.federation)), np.nan)  # for clients who are not there
+        for place, values in enumerate(changes):
+            change[place, everyone[i]] = values
+        costs = turn.run.costs
+        evaluation = turn.work_seconds(everyone[i], costs.loss_work(everyone[i], _TRIED))
+        training = [turn.work_seconds(clients, 1.0) for clients in cohorts]
+        costs.book_trial(turn.cost, evaluation, training, turn.run.aggregator.model_copies)
+        turn.answer, turn.holders = Answer(query, {query.answered_with: change}), everyone[i]
 
 
 def _tried_models(
