@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from fedcohort.core.errors import InputError
 from fedcohort.scenario import Federation, Iid, LabelNoise, Scenario
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2])
@@ -72,41 +71,3 @@ def test_describe_names_everything():
     assert "2 clients, 25 samples, 3 classes" in text
     for word in ("wrong labels", "local validation", "server validation   3 samples", "12 to 13"):
         assert word in text
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"offsets": np.array([0, 3, 4])}, "rise from 0"),
-        ({"offsets": np.array([0, 4, 3, 5])}, "rise from 0"),
-        ({"offsets": np.array([0])}, "at least one"),
-        ({"labels": np.array([0], np.int32)}, "'labels' of a federation must have length 5"),
-        ({"labels": np.array([0, 0, 0, 0, 3], np.int32)}, "0 .. 2"),
-        ({"validation": np.array([4, 0, 0])}, "validation"),
-        ({"client_names": ("a",)}, "one name per client"),
-    ],
-)
-def test_bad_federations(change, words):
-    good = small()
-    fields = {
-        name: getattr(good, name)
-        for name in (
-            "indices",
-            "offsets",
-            "labels",
-            "true_labels",
-            "classes",
-            "validation",
-            "noise_rate",
-            "server_validation",
-        )
-    }
-    with pytest.raises(InputError, match=words):
-        Federation(**(fields | change))
-
-
-def test_no_such_client_or_sample():
-    with pytest.raises(InputError, match=r"0 \.\. 2"):
-        small().client(3)
-    with pytest.raises(InputError, match=r"0 \.\. 6"):
-        Federation.of([[7]], LABELS, 3)

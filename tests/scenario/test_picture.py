@@ -1,9 +1,7 @@
 import dataclasses
 
 import numpy as np
-import pytest
 
-from fedcohort.core.errors import InputError
 from fedcohort.scenario import Federation, LabelNoise, Scenario, Shards, text_picture
 
 FEDERATION = Scenario(partition=Shards(clients=20, per_client=2)).build(np.repeat(np.arange(10), 40), seed=0)
@@ -24,8 +22,3 @@ def test_text_shows_classes_sizes_and_noise():
     noisy = dataclasses.replace(scenario, noise=LabelNoise(level=0.5, concentration=100))
     lines = text_picture(noisy.build(np.repeat([0, 1], 40), seed=0)).splitlines()
     assert all("20 samples" in line and "wrong labels" in line for line in lines[1:])
-
-
-def test_a_limit_below_one_is_refused():
-    with pytest.raises(InputError, match="at least 1"):
-        text_picture(FEDERATION, limit=0)

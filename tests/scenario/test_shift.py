@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcohort.core.errors import InputError, ParameterError, ScenarioError
-from fedcohort.scenario import VIEWS, Federation, Groups, Quantity, RareHolders, Scenario, Shift, meant, seen
+from fedcohort.scenario import VIEWS, Quantity, RareHolders, Scenario, Shift, meant, seen
 from fedcohort.scenario.partition import Pool
 
 LABELS = np.repeat(np.arange(10), 300)
@@ -75,15 +75,6 @@ def test_invalid_shifts_are_an_error():
         Shift(views=("rotate", "blur", "invert"), share=0.1).groups(2, np.random.default_rng(0))
     with pytest.raises(ParameterError, match="must be a table such as"):
         Scenario.from_dict({"shift": "rotate"})
-    with pytest.raises(InputError, match="one group per client"):
-        Federation(
-            **{
-                name: getattr(Federation.of([[0], [1]], [0, 1], 2), name)
-                for name in ("indices", "offsets", "labels", "true_labels", "classes", "validation", "noise_rate")
-            },
-            server_validation=np.zeros(0, np.int32),
-            groups=Groups.by_client(("a",)),
-        )
 
 
 def test_groups_are_views_or_owners_or_classes():

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from fedcohort.core.errors import InputError
 from fedcohort.simulate.metrics import Curve, Spread, imbalance, relative_improvement, speed_up
 
 
@@ -42,12 +41,6 @@ def test_an_empty_curve_has_no_numbers():
     curve = Curve([], [])
     assert math.isnan(curve.best) and math.isnan(curve.terminal())
     assert curve.rounds_to(0.0) is None
-
-
-@pytest.mark.parametrize(("rounds", "accuracy"), [([1, 0], [0.1, 0.2]), ([0, 0], [0.1, 0.2]), ([0], [0.1, 0.2])])
-def test_bad_curves_are_refused(rounds, accuracy):
-    with pytest.raises(InputError):
-        Curve(rounds, accuracy)
 
 
 def test_figures_of_fedacs_tables():

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, freeze
-from fedcohort.core.errors import InputError
 from fedcohort.scenario.groups import Groups
 
 Int32Array = npt.NDArray[np.int32]
@@ -104,42 +103,10 @@ class Federation:
     groups: Groups | None = None
 
     def __post_init__(self) -> None:
-        self._check_lengths()
-        self._check_values()
         for field in ("indices", "offsets", "labels", "true_labels", "validation", "noise_rate", "server_validation"):
             freeze(getattr(self, field))
         for trait in self.traits.values():
             freeze(trait)
-
-    def _check_lengths(self) -> None:
-        total, clients = len(self.indices), len(self.offsets) - 1
-        ends = (0, total)
-        if clients < 1 or (self.offsets[0], self.offsets[-1]) != ends or (np.diff(self.offsets) < 0).any():
-            raise InputError(
-                f"The offsets of a federation must rise from 0 to the number of samples ({total}) for at least one "
-                f"client. Got {clients} clients, from {self.offsets[:1]} to {self.offsets[-1:]}."
-            )
-        lengths = {"labels": total, "true_labels": total, "validation": clients, "noise_rate": clients}
-        for field, length in lengths.items():
-            if len(getattr(self, field)) != length:
-                raise InputError(
-                    f"'{field}' of a federation must have length {length}. Got {len(getattr(self, field))}."
-                )
-        if self.client_names is not None and len(self.client_names) != clients:
-            raise InputError(f"There must be one name per client ({clients}). Got {len(self.client_names)}.")
-        if self.groups is not None and len(self.groups.of) != clients:
-            raise InputError(f"There must be one group per client ({clients}). Got {len(self.groups.of)}.")
-
-    def _check_values(self) -> None:
-        if (self.validation < 0).any() or (self.validation > np.diff(self.offsets)).any():
-            raise InputError("'validation' of a federation must be between 0 and each client's number of samples.")
-        for name in ("labels", "true_labels"):
-            values = getattr(self, name)
-            if len(values) and (values.min() < 0 or values.max() >= self.classes):
-                raise InputError(
-                    f"'{name}' of a federation must be in 0 .. {self.classes - 1}. "
-                    f"Got {values.min()} .. {values.max()}."
-                )
 
     @classmethod
     def of(
@@ -152,10 +119,6 @@ class Federation:
         all_labels = np.asarray(labels, dtype=np.int32)
         sizes = [len(part) for part in parts]
         indices = np.concatenate([np.asarray(part, dtype=np.int32) for part in parts] or [np.zeros(0, np.int32)])
-        if len(indices) and (indices.min() < 0 or indices.max() >= len(all_labels)):
-            raise InputError(
-                f"Positions of samples must be in 0 .. {len(all_labels) - 1}. Got {indices.min()} .. {indices.max()}."
-            )
         return cls(
             indices=indices,
             offsets=np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64),
@@ -208,8 +171,6 @@ class Federation:
 
     def client(self, k: int) -> ClientSamples:
         """Return the samples of client ``k`` as views."""
-        if not 0 <= k < len(self):
-            raise InputError(f"There is no client {k}; the federation has clients 0 .. {len(self) - 1}.")
         part = slice(int(self.offsets[k]), int(self.offsets[k + 1]))
         return ClientSamples(self.indices[part], self.labels[part], self.true_labels[part], int(self.validation[k]))
 

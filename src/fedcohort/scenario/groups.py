@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 
 from fedcohort.core.arrays import IntArray, freeze
-from fedcohort.core.errors import InputError
 
 Kind = Literal["view", "class", "client"]
 
@@ -43,11 +42,6 @@ class Groups:
     views: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if len(self.views) != len(self.names) or (len(self.of) and not 0 <= self.of.min() <= self.of.max() < len(self)):
-            raise InputError(
-                f"Groups must have a view each and be numbered 0 .. {len(self.names) - 1}. Got {len(self.views)} views "
-                f"and numbers up to {self.of.max(initial=0)}."
-            )
         freeze(self.of)
 
     def __len__(self) -> int:

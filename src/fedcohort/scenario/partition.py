@@ -220,15 +220,12 @@ def dirichlet(rng: np.random.Generator, concentration: FloatArray) -> FloatArray
 
 
 def round_to_total(shares: FloatArray, total: int) -> IntArray:
-    """Round ``shares`` (non-negative, of any sum) to integers that add up to ``total``, by largest remainder.
+    """Round ``shares`` (non-negative, with a positive sum) to integers that add up to ``total``, by largest remainder.
 
     >>> round_to_total(np.array([1.4, 1.4, 1.2]), 4)
     array([2, 1, 1])
     """
-    mass = float(shares.sum())
-    if mass <= 0.0:
-        raise InputError("Shares to be rounded must have a positive sum.")
-    exact = shares * (total / mass)
+    exact = shares * (total / float(shares.sum()))
     whole = np.floor(exact).astype(np.int64)
     missing = total - int(whole.sum())
     if missing > 0:

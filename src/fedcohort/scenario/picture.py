@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.errors import InputError
 from fedcohort.scenario.federation import Federation
 
 SHADES = " ░▒▓█"
@@ -46,6 +45,4 @@ def shade_levels(shares: FloatArray) -> IntArray:
 
 def spaced_clients(clients: int, limit: int) -> IntArray:
     """Return at most ``limit`` of the clients, evenly spaced."""
-    if limit < 1:
-        raise InputError(f"The 'limit' of a picture must be at least 1. Got {limit}.")
     return np.linspace(0, clients - 1, min(limit, clients)).round().astype(np.int64)

@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.errors import InputError
 
 TERMINAL_ROUNDS = 50
 _SHARES = ("accuracy", "token-accuracy")
@@ -109,10 +108,6 @@ class Curve:
 
     def __init__(self, rounds: ArrayLike, accuracy: ArrayLike) -> None:
         x, y = np.asarray(rounds, np.int64), np.asarray(accuracy, np.float64)
-        if x.ndim != 1 or x.shape != y.shape:
-            raise InputError(f"A curve needs one accuracy per round. Got {x.shape} rounds, {y.shape} accuracies.")
-        if len(x) and (x[0] < 0 or (np.diff(x) <= 0).any()):
-            raise InputError("The rounds of a curve must ascend from 0 or later, each once.")
         evaluated = ~np.isnan(y)
         object.__setattr__(self, "rounds", x[evaluated])
         object.__setattr__(self, "accuracy", y[evaluated])
@@ -136,8 +131,6 @@ class Curve:
 
     def terminal(self, last: int = TERMINAL_ROUNDS) -> float:
         """Return the mean accuracy of the evaluations that fall into the last ``last`` rounds."""
-        if last < 1:
-            raise InputError(f"Terminal accuracy needs at least one round. Got last={last}.")
         if not len(self.accuracy):
             return float("nan")
         # Rounds are counted, not evaluations, so that the window does not depend on how often a run is evaluated.

@@ -181,21 +181,6 @@ def test_a_memory_is_restored_to_the_last_bit(name):
 
 
 @pytest.mark.parametrize("name", AGGREGATORS.names())
-def test_no_models_are_an_error(name):
-    aggregator = AGGREGATORS.create(name)
-    nobody = members(share=(), steps=(), multiplicity=())
-    with pytest.raises(InputError, match="at least one model"):
-        aggregator.combine(OLD, MODELS[:0], nobody, aggregator.memory(4, OLD), LinearServer())
-
-
-@pytest.mark.parametrize("name", AGGREGATORS.names())
-def test_models_and_members_must_match(name):
-    aggregator = AGGREGATORS.create(name)
-    with pytest.raises(InputError, match=r"Got 1 models of 2"):
-        aggregator.combine(OLD, MODELS[:1], members(), aggregator.memory(4, OLD), LinearServer())
-
-
-@pytest.mark.parametrize("name", AGGREGATORS.names())
 def test_one_client_alone_gives_a_finite_model(name):
     aggregator = AGGREGATORS.create(name)
     alone = members(share=(0.5,), steps=(3.0,), multiplicity=(1.0,))

@@ -179,7 +179,6 @@ def test_notes_carry_the_score():
         (np.zeros((2, 3, 4)), [0, 0], "one per sample"),
         (np.zeros((2, 3, 4)), [0.0, 1.0, 2.0], "whole numbers"),
         (np.zeros((2, 3, 4)), [0, 1, 4], "classes 0 to 3"),
-        (np.zeros((3, 3, 4)), [0, 1, 2], "one row per reply"),
         ([[1.0]], [0], "NumPy array or a torch tensor"),
     ],
 )

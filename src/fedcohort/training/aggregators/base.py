@@ -326,13 +326,6 @@ class Aggregator(Parameterized, ABC):
             For aggregators with ``needs_server = True``.
         """
 
-    def _check(self, models: Any, members: Members) -> None:
-        """Raise an error unless there is one model per member, and at least one."""
-        if len(members) == 0:
-            raise InputError("An average needs at least one model. Got none; keep the old global model instead.")
-        if len(models) != len(members):
-            raise InputError(f"There must be one model per member. Got {len(models)} models of {len(members)} members.")
-
     def _server(self, server: Server | None) -> Server:
         """Return the server, or raise an error if it is missing."""
         if server is None or len(server) == 0:
@@ -365,7 +358,6 @@ class WeightedSum(Aggregator):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Return the weighted sum."""
-        self._check(models, members)
         mix = self.mix(members)
         return Combined(mix.of(old, models), mix.weights, mix.old)
 

@@ -104,7 +104,6 @@ class _Distilled(Aggregator):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Average, then distil."""
-        self._check(models, members)
         server = self._server(server)
         weights = self._weights(members)
         student = average(weights, models)

@@ -105,7 +105,6 @@ class FedAu(Aggregator):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Add the updates, each weighted by how rarely its client takes part."""
-        self._check(models, members)
         memory = self._own(memory, ParticipationGaps)
         rarity = memory.weights(members.clients, members.round, self.cutoff)
         _, place, answers = np.unique(members.clients, return_inverse=True, return_counts=True)

@@ -94,7 +94,6 @@ class FedAwe(Aggregator):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Average the clients' own models, each moved by its update times the rounds since the client took part."""
-        self._check(models, members)
         memory = self._own(memory, EchoedModels)
         weights = members.by_count
         echoes = self.global_rate * memory.missed(members.clients, members.round)

@@ -76,7 +76,6 @@ class FedBio(Aggregator):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Update the direction and the upper variables, then average by them."""
-        self._check(models, members)
         server = self._server(server)
         memory = self._own(memory, Cleaning)
         memory.direction = self._direction(memory.direction, old, server)

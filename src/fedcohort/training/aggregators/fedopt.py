@@ -74,7 +74,6 @@ class FedAvgM(Aggregator):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the momentum."""
-        self._check(models, members)
         memory = self._own(memory, Momentum)
         weights = members.weights_by(self.weighting, self.exponent)
         memory.first = self.beta * memory.first + average(weights, models - old)
@@ -109,7 +108,6 @@ class _Adaptive(Aggregator):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the first moment, each coordinate divided by the root of its second moment."""
-        self._check(models, members)
         memory = self._own(memory, Moments)
         weights = members.weights_by(self.weighting, self.exponent)
         update = average(weights, models - old)

@@ -95,7 +95,6 @@ class FedVarp(_Remembering):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the mean of all last updates, corrected by how the cohort's updates have changed."""
-        self._check(models, members)
         memory = self._own(memory, LastUpdates)
         weights = members.weights_by(self.weighting)
         rate = self.global_rate * float(weights @ (members.learning_rates * members.decay))
@@ -133,7 +132,6 @@ class Mifa(_Remembering):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the mean of all last updates, including the cohort's new ones."""
-        self._check(models, members)
         memory = self._own(memory, LastUpdates)
         rate = float(members.weights_by(self.weighting) @ (members.learning_rates * members.decay))
         shares = members.shares_by(self.weighting)

@@ -47,7 +47,6 @@ class Median(Aggregator):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Take the median of every coordinate."""
-        self._check(models, members)
         rows, count = ascending(models), len(members)
         return Combined((rows[(count - 1) // 2] + rows[count // 2]) / 2, _equal(count))
 
@@ -70,7 +69,6 @@ class TrimmedMean(Aggregator):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Average the remaining values of every coordinate."""
-        self._check(models, members)
         count = len(members)
         dropped = _share(self.beta, count)
         rows = ascending(models)[dropped : count - dropped]
@@ -131,7 +129,6 @@ class _Krum(Aggregator):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Average the models with the best scores."""
-        self._check(models, members)
         chosen = self.best(models - old)
         weights = np.zeros(len(members))
         weights[chosen] = 1.0 / len(chosen)

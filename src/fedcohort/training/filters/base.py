@@ -66,7 +66,7 @@ class Replies:
     def __len__(self) -> int:
         return len(self.ok)
 
-    def _read(self, name: str, rows: bool) -> Any:
+    def _read(self, name: str) -> Any:
         value = self._sources[name]
         if value is None:
             raise InputError(
@@ -75,24 +75,22 @@ class Replies:
             )
         if callable(value):
             value = self._sources[name] = value()
-        if rows and len(value) != len(self.ok):
-            raise InputError(f"'{name}' must have one row per reply, {len(self.ok)}. Got {len(value)}.")
         return value
 
     @property
     def updates(self) -> Any:
         """(m, P) each client's model minus the global model it received, without running statistics."""
-        return self._read("updates", True)
+        return self._read("updates")
 
     @property
     def logits(self) -> Any:
         """(m, V, C) outputs of each client's model on the server's validation set."""
-        return self._read("logits", True)
+        return self._read("logits")
 
     @property
     def labels(self) -> Any:
         """(V,) classes of the server's validation set."""
-        return self._read("labels", False)
+        return self._read("labels")
 
 
 @dataclass(frozen=True)
