@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.leaderboard.significance import half_interval
 from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
-from fedcohort_bench.benchmark.scores import half_interval
 
 AT_WORK, GOAL, TARGET, SECONDS = 130, 100, 0.75, 3000.0
 STEPS: dict[str, list[dict[str, Any]]] = {

@@ -14,8 +14,9 @@ from fedcohort.cli.app import app
 from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, RunProgress, SeedRow, terminal_window
+from fedcohort.simulate.leaderboard import terminal_window
 from fedcohort.simulate.leaderboard.formats import to_markdown
+from fedcohort.simulate.leaderboard.speed import Speed, log_ratio
 from fedcohort.simulate.store.results import load
 from fedcohort_bench.benchmark import (
     REPORT_SEEDS,
@@ -30,7 +31,7 @@ from fedcohort_bench.benchmark import (
 from fedcohort_bench.benchmark.frozen import Frozen, check_same, code_hash
 from fedcohort_bench.benchmark.page import claims, page, robustness
 from fedcohort_bench.benchmark.run import begin, every_selector, read_scores
-from fedcohort_bench.benchmark.scores import Scores, SelectorScore, horizon, restricted_mean
+from fedcohort_bench.benchmark.scores import Scores, SelectorScore
 from fedcohort_bench.benchmark.suite import DATASETS, kinds
 from fedcohort_bench.launch import Launcher
 
@@ -104,30 +105,20 @@ def test_pieces_are_scored_together_if_they_fit(small, tmp_path):
 
 def line(label, **gains):
     arrays = {name: np.array(values, float) for name, values in gains.items()}
+    known, unknown = Speed(1.0, 1.0), Speed(0.0, math.inf)
     return SelectorScore(
-        label, arrays, {"rounds": dict.fromkeys(gains, 1.0), "seconds": dict.fromkeys(gains, math.nan)}
+        label, arrays, {"rounds": dict.fromkeys(gains, known), "seconds": dict.fromkeys(gains, unknown)}
     )
 
 
 def test_the_sentence_says_where_it_helps_and_where_it_hurts():
-    mixed = line("a", one=[4.0, 6.0], two=[-2.0, -4.0], three=[0.1, 0.1])
+    mixed = line("a", one=[4.0, 4.1, 4.2], two=[-3.0, -3.1, -3.2], three=[0.5, -0.9, 0.1])
     assert mixed.sentence == (
-        "+0.7 points on average; gains half a point or more in one, but loses in two (worst -3.0 in two)."
+        "+0.3 ± 0.6 points on average; gains in one; loses in two; cannot be told from uniform in 1 of 3 settings."
     )
-    safe = line("b", one=[1.0, 1.0], two=[-0.2, 0.0])
-    assert "and never loses half a point (worst -0.1 in two)" in safe.sentence
-    useless = line("c", one=[0.0, 0.2], two=[-1.0, -1.0])
-    assert "never gains half a point, but loses in two" in useless.sentence
-
-
-def test_the_sentence_says_how_many_bytes_only_where_every_run_arrives():
-    gain = {"one": np.array([1.0, 1.0])}
-    cheap = SelectorScore("a", gain, {"bytes": {"one": 2.0}}, {"one": 1.0})
-    assert "; reaches uniform's accuracy with 50% fewer bytes;" in cheap.sentence
-    dear = SelectorScore("a", gain, {"bytes": {"one": 0.8}}, {"one": 1.0})
-    assert "with 25% more bytes" in dear.sentence
-    lucky = SelectorScore("a", gain, {"bytes": {"one": 2.0}}, {"one": 1 / 3})
-    assert "; 33% of its runs reach uniform's accuracy;" in lucky.sentence and "bytes" not in lucky.sentence
+    assert line("b", one=[4.0], two=[-3.0]).sentence == "+0.5 points on average; with one seed, everything is open."
+    lucky = replace(mixed, reached={"one": 1 / 3})
+    assert "; 33% of its runs reach uniform's accuracy;" in lucky.sentence
 
 
 def test_the_interval_is_over_seeds():
@@ -138,8 +129,7 @@ def test_the_interval_is_over_seeds():
 
 def test_nothing_that_takes_no_time_is_faster():
     one = line("a", one=[0.0, 2.0])
-    assert one.speed("rounds") == 1.0
-    assert math.isnan(one.speed("seconds"))
+    assert (str(one.speed("rounds")), str(one.speed("seconds"))) == ("1.00×", "–")
 
 
 def test_names_are_not_markup_on_the_page():
@@ -189,42 +179,6 @@ def test_unknown_names_are_named(tmp_path):
     assert done.exit_code != 0
 
 
-def board_of(**runs):
-    """Return a board from each run's rounds to the target (or None), length and state, by label."""
-    rows = []
-    for label, ends in runs.items():
-        seeds = tuple(
-            SeedRow(
-                seed=seed, state=state, rounds=made, rounds_to=(to,), seconds_to=(None if to is None else 10.0 * to,),
-                megabytes_to=(None if to is None else 2.0 * to,), best=0.5, early_stop=0.5, terminal=0.5, window=1,
-                qcid=math.nan, megabytes=2.0 * made, query_megabytes=0.0, clock=10.0 * made,
-            )
-            for seed, (to, made, state) in enumerate(ends)
-        )  # fmt: skip
-        rows.append(LeaderRow(label, label, label == "uniform", seeds, (), math.nan, None))
-    return Leaderboard("toy", (0.5,), "", 1, "", "uniform", None, tuple(rows), RunProgress(1, 1, None, 0))
-
-
-def times(board, label, measure="rounds"):
-    row = next(row for row in board.rows if row.label == label)
-    return restricted_mean(row, measure, horizon(board, measure))
-
-
-def test_never_arriving_is_no_way_to_be_fast():
-    """A run that ends early without reaching the target counts with the common horizon, not with its own length."""
-    quits = [(None, 10, "diverged"), (None, 10, "failed")]
-    board = board_of(uniform=[(40, 60, "finished"), (50, 60, "finished")], quits=quits)
-    for measure, unit in (("rounds", 1), ("seconds", 10), ("bytes", 2)):
-        assert horizon(board, measure) == 60 * unit
-        assert times(board, "quits", measure) == 60 * unit > times(board, "uniform", measure) == 45 * unit
-
-
-def test_nobody_is_watched_longer_than_the_others():
-    board = board_of(uniform=[(40, 60, "finished"), (None, 30, "stopped")], ours=[(20, 60, "finished")] * 2)
-    assert horizon(board, "rounds") == 30  # all that is known of everybody
-    assert (times(board, "uniform"), times(board, "ours")) == (30, 20)
-
-
 def test_settings_that_differ_in_time_alone_count_once():
     gains = {"noise": [0.0, 0.0], "skew-noise": [3.0, 3.0], "skew-noise-slow": [3.0, 3.0]}
     grouped = kinds("digits", list(gains))
@@ -238,8 +192,8 @@ def test_settings_that_differ_in_time_alone_count_once():
 
 def test_columns_of_speed_say_how_many_settings_they_cover():
     gains = {name: np.ones(2) for name in ("x", "y")}
-    some = SelectorScore("a", gains, {"rounds": {"x": 2.0, "y": math.nan}}, {"x": 1.0, "y": 0.0})
-    assert (some.speed("rounds"), some.covers("rounds"), some.reach_share) == (2.0, 1, 0.5)
+    some = SelectorScore("a", gains, {"rounds": {"x": Speed(2, 2), "y": Speed(0, math.inf)}}, {"x": 1.0, "y": 0.0})
+    assert (str(some.speed("rounds")), some.covers("rounds"), some.reach_share) == ("2.00×", 1, 0.5)
     text = to_markdown(robustness(Scores("digits", (1, 2), 60, ("x", "y"), (some,), True, FROZEN)))
     assert "2.00×" in text and "in 1" in text and "50%" in text
 
@@ -248,18 +202,19 @@ def test_bytes_count_questions_to_clients(small):
     scores = score(small)
     (line,) = scores.lines
     for board in small.leaderboards():
-        spent, ends = {}, []
-        for run in small.runs:
-            if run.setting["name"] == board.setting:
-                names = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
-                total = np.cumsum(sum(np.array(small.column(run, name), float) for name in names))
-                accuracy = np.round(np.array(small.column(run, "accuracy"), float), 6)
-                reached = np.flatnonzero(accuracy >= board.target)
-                spent.setdefault(run.label, []).append(total[reached[0]] if len(reached) else np.inf)
-                ends.append(total[-1])
-        means = {label: np.minimum(values, min(ends)).mean() for label, values in spent.items()}
-        assert line.faster["bytes"][board.setting] == pytest.approx(means["uniform"] / means["balanced"])
-    assert re.search(r"accuracy with (\d+% (fewer|more)|as many|[\d.]+ times the) bytes", line.sentence)
+        logs = []
+        for seed in scores.seeds:
+            spent = {}
+            for run in small.runs:
+                if run.setting["name"] == board.setting and run.seed == seed:
+                    names = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
+                    total = np.cumsum(sum(np.array(small.column(run, name), float) for name in names))
+                    accuracy = np.round(np.array(small.column(run, "accuracy"), float), 6)
+                    reached = np.flatnonzero(accuracy >= board.target)
+                    spent[run.label] = (total[reached[0]] if len(reached) else None, total[-1])
+            logs.append(log_ratio(spent["balanced"], spent["uniform"]))
+        found, expected = line.faster["bytes"][board.setting], Speed.of(logs)
+        assert (found.least, found.greatest) == pytest.approx((expected.least, expected.greatest))
 
 
 def test_ranks_are_means_over_settings_with_an_interval_over_seeds():
@@ -269,12 +224,6 @@ def test_ranks_are_means_over_settings_with_an_interval_over_seeds():
     # x: a 1st, 2nd; b 2nd, 1st; uniform 3rd, 3rd. y: a 1st, 2nd; b 3rd, 3rd; uniform 2nd, 1st.
     assert {label: rank for label, (rank, _) in scores.ranks.items()} == {"a": 1.5, "b": 2.25, "uniform": 2.25}
     assert scores.ranks["a"][1] == pytest.approx(12.706 * np.std([1, 2], ddof=1) / np.sqrt(2), abs=1e-3)
-
-
-def test_never_worse_than_is_the_worst_setting_and_not_below_zero():
-    assert line("a", x=[1.0, 1.0], y=[-1.0, -2.0]).shortfall == 1.5
-    assert line("a", x=[1.0, 1.0], y=[-1.0, -2.0]).worst_run == -2.0
-    assert line("a", x=[1.0, 1.0]).shortfall == 0.0
 
 
 @pytest.fixture
@@ -331,9 +280,8 @@ def test_stored_scores_follow_from_their_gains(path):
     scores = Scores.from_dict(found)
     for entry, one in zip(found["selectors"], scores.lines, strict=True):
         assert entry["mean_gain"] == pytest.approx(one.mean)
-        assert entry["never_worse_than_uniform_by_more_than"] == pytest.approx(one.shortfall)
+        assert entry["worst_gain"] == pytest.approx(one.worst[1])
         assert entry["mean_rank"] == pytest.approx(scores.ranks[one.label][0])
-        assert entry["use"] == one.sentence
 
 
 @pytest.mark.parametrize("data", ["digits", "fashion-mnist"])
@@ -416,14 +364,15 @@ def test_never_worse_is_said_with_its_interval_for_mean_and_worst_group():
         line("balanced", x=[1.0, 1.1, 0.9], y=[0.2, 0.3, 0.4]),
         minority={"x": np.array([-9.0, -9.1, -9.2]), "y": np.array([-3.0, 0.5, 3.0])},
     )
-    assert [claim.mean.verdict for claim in one.claims] == ["no worse", "no worse"]
-    assert [claim.minority.verdict for claim in one.claims] == ["worse", "open"]
+    assert [claim.verdict for claim in one.claims] == ["no worse", "no worse"]
+    assert [claim.minority_verdict for claim in one.claims] == ["worse", "open"]
     assert one.at_a_cost == ("x",)
     assert one.worst_minority == ("x", pytest.approx(-9.1))
-    assert "at a minority's cost in x" in one.sentence
+    assert "at the worst group's cost in x" in one.sentence
     scores = Scores("digits", (1, 2, 3), 60, ("x", "y"), (one,), True, FROZEN)
     text, html = to_markdown(claims(scores, "balanced")), page(scores)
     assert "-9.1 ± 0.2 | worse" in text and "Is balanced worse than uniform" in html and "Who pays" in html
+    assert "over all 4 verdicts" in text
 
 
 def test_scores_survive_being_written_and_read(small):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,10 +85,26 @@ def test_speeds_are_paired_by_seed():
     cells = (cell("rounds", "uniform", [8.0, 2.0]), cell("fedbuff", "uniform", [4.0, 0.25]))
     scores = TimeScores("digits", (300, 301), {"always-on": 0.8}, cells, True, Frozen(VERSION, {}))
     ratio = scores.faster("fedbuff", "uniform", than=("rounds", "uniform"))
-    assert ratio.mean == pytest.approx(4.0)  # of 2 and 8
+    assert ratio.least == ratio.greatest == pytest.approx(4.0)  # of 2 and 8
     assert ratio.low < 1 < ratio.high  # two seeds say little
     assert scores.faster("fedbuff", "oort", than=("fedbuff", "uniform")) is None
     assert scores.purpose == "trial"
+
+
+def test_a_run_that_never_arrives_bounds_the_ratio_instead_of_counting_as_the_whole_day():
+    """With a true ratio of 0.2, most runs do not arrive in the day."""
+    rng = np.random.default_rng(4)
+    for _ in range(50):
+        theirs = rng.lognormal(math.log(8), 0.2, 5)
+        ours = theirs / 0.2 * rng.lognormal(0, 0.2, 5)
+        arrived = (ours <= 24).astype(float)
+        late = replace(cell("fedbuff", "uniform", np.minimum(ours, 24)), reached=arrived)
+        scores = TimeScores(
+            "digits", (1,), {"always-on": 0.8}, (cell("rounds", "uniform", theirs), late), True, Frozen(VERSION, {})
+        )
+        ratio = scores.faster("fedbuff", "uniform", than=("rounds", "uniform"))
+        assert ratio.least <= 0.2 <= ratio.greatest and str(ratio).startswith("≤")
+        assert late.median.text in ("–", "never")
 
 
 def test_mistakes_are_named():

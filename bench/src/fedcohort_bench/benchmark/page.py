@@ -7,9 +7,11 @@ import time
 from typing import Any
 
 import fedcohort
+from fedcohort.core.arrays import FloatArray
 from fedcohort.report.render import render
 from fedcohort.simulate.leaderboard import SelectorRanking, Table
 from fedcohort.simulate.leaderboard.formats import Cell
+from fedcohort.simulate.leaderboard.significance import half_interval
 from fedcohort_bench.benchmark.scores import Scores, SelectorScore
 from fedcohort_bench.benchmark.suite import settings_by_name
 
@@ -30,7 +32,7 @@ def matrix(scores: Scores) -> Table:
             (
                 Cell(line.label),
                 Cell(f"{line.mean:+.1f}"),
-                Cell(f"{line.worst[1]:+.1f}"),
+                _worst(line),
                 *(
                     Cell(f"{gain:+.1f}", best=gain == best[name])
                     for gain, name in zip(gains, scores.settings, strict=True)
@@ -42,7 +44,14 @@ def matrix(scores: Scores) -> Table:
         title="Gain over uniform, points of terminal accuracy",
         columns=("selector", "mean", "worst", *scores.settings),
         rows=tuple(rows),
+        note="In brackets: what the worst setting would be on average if no setting differed from uniform.",
     )
+
+
+def _worst(line: SelectorScore) -> Cell:
+    """Return the smallest gain, beside what chance alone would make of it."""
+    chance = line.worst_by_chance
+    return Cell(f"{line.worst[1]:+.1f}", "" if math.isnan(chance) else f"({chance:+.1f})")
 
 
 def robustness(scores: Scores) -> Table:
@@ -52,21 +61,22 @@ def robustness(scores: Scores) -> Table:
         rank, around = scores.ranks[line.label]
         cells = [Cell(f"{line.mean:+.2f}", "" if math.isnan(line.interval) else f"± {line.interval:.2f}")]
         cells.append(Cell(f"{rank:.1f}", "" if math.isnan(around) else f"± {around:.1f}"))
-        cells += [Cell(f"{line.shortfall:.1f}"), Cell(f"{line.worst_run:+.1f}")]
+        cells += [Cell(f"{line.worst_run:+.1f}"), Cell(f"{sum(line.lost.values())}")]
         cells.append(Cell("–" if math.isnan(line.reach_share) else f"{line.reach_share:.0%}"))
         cells += [_speed(line, name, len(scores.settings)) for name in ("rounds", "seconds", "bytes")]
         rows.append((Cell(line.label), *cells))
-    most = "never worse by more than"
-    head = ("selector", "mean gain", "rank", most, "worst run", "reached", "rounds", "seconds", "bytes")
+    head = ("selector", "mean gain", "rank", "worst run", "lost", "reached", "rounds", "seconds", "bytes")
     title = "Ranks, robustness, and savings in reaching uniform's accuracy"
-    return Table("robustness", title, head, tuple(rows))
+    note = (
+        "Lost: pairs of runs of which one diverged or failed. Rounds, seconds and bytes: uniform's to the target "
+        "divided by this one's, over the settings that tell; ≤ and ≥ where runs never arrived."
+    )
+    return Table("robustness", title, head, tuple(rows), note=note)
 
 
 def _speed(line: SelectorScore, measure: str, settings: int) -> Cell:
-    speed, covers = line.speed(measure), line.covers(measure)
-    if math.isnan(speed):
-        return Cell("–")
-    return Cell(f"{speed:.2f}×", f"in {covers}" if covers < settings else "")
+    covers = line.covers(measure)
+    return Cell(str(line.speed(measure)), f"in {covers}" if 0 < covers < settings else "")
 
 
 def minorities(scores: Scores) -> Table:
@@ -75,8 +85,9 @@ def minorities(scores: Scores) -> Table:
     rows = []
     for line in scores.lines:
         cells = [f"{line.mean_minority:+.1f}", f"{line.worst_minority[1]:+.1f}"] if line.minority else ["–", "–"]
-        cells += [f"{float(line.minority[name].mean()):+.1f}" if name in line.minority else "–" for name in measured]
-        rows.append((Cell(line.label), *map(Cell, cells)))
+        rows.append(
+            (Cell(line.label), *map(Cell, cells), *(_group(line, name, len(scores.seeds)) for name in measured))
+        )
     note = (
         "A group is the clients with the same view, the clients with the same main class, or one owner. With more than "
         "50 owners, the worst tenth of clients takes the place of the worst group."
@@ -85,23 +96,37 @@ def minorities(scores: Scores) -> Table:
     return Table("minorities", title, ("selector", "mean", "worst", *measured), tuple(rows), note=note)
 
 
+def _group(line: SelectorScore, setting: str, seeds: int) -> Cell:
+    """Return what the worst group gains in a setting, and over how many seeds if not all are known."""
+    values = line.minority.get(setting)
+    if values is None:
+        return Cell("–")
+    return Cell(f"{float(values.mean()):+.1f}", "" if len(values) == seeds else f"{len(values)} of {seeds} seeds")
+
+
 def claims(scores: Scores, label: str) -> Table:
     """Return for each setting whether a selector is worse than uniform by more than half a point."""
     line = next(line for line in scores.lines if line.label == label)
     rows = []
     for claim in line.claims:
         other = (Cell("–"), Cell("–")) if claim.minority is None else (
-            Cell(claim.minority.text), Cell(claim.minority.verdict)
+            _with_interval(claim.minority), Cell(claim.minority_verdict)
         )  # fmt: skip
-        rows.append((Cell(claim.setting), Cell(claim.mean.text), Cell(claim.mean.verdict), *other))
+        rows.append((Cell(claim.setting), _with_interval(claim.gain), Cell(claim.verdict), *other))
     return Table(
         "claims",
         f"Is {label} worse than uniform by more than half a point?",
         ("setting", "mean", "verdict", "worst group", "verdict "),
         tuple(rows),
-        note="Points, with the 95% interval over seeds. No worse: the whole interval is above −0.5. Worse: all of it "
-        "is below.",
+        note="Points; ±: 95% interval over seeds, for one setting alone. Worse, or no worse: the mean differs from "
+        f"−0.5 in a paired t-test, Holm-corrected over all {sum(row[3].text != '–' for row in rows) + len(rows)} "
+        "verdicts. Lost: seeds in which a run diverged or failed.",
     )
+
+
+def _with_interval(values: FloatArray) -> Cell:
+    half = half_interval(values)
+    return Cell(f"{values.mean():+.1f}", "" if math.isnan(half) else f"± {half:.1f}")
 
 
 PURPOSES = {
@@ -140,7 +165,7 @@ def _heat_row(line: SelectorScore, scores: Scores) -> dict[str, Any]:
         "label": line.label,
         "texts": [
             f"{line.mean:+.2f}{width}",
-            f"{line.worst[1]:+.1f}",
+            f"{_worst(line).text} {_worst(line).note}".strip(),
             f"{rank:.1f}" if math.isnan(around) else f"{rank:.1f} ± {around:.1f}",
             "–" if math.isnan(line.reach_share) else f"{line.reach_share:.0%}",
             *(f"{cell.text} {cell.note}".strip() for cell in speeds),

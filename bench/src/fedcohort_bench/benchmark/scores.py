@@ -1,4 +1,8 @@
-"""Score the benchmark's runs: gains over uniform, their mean, the worst of them, and ranks."""
+"""Score the benchmark's runs: gains over uniform, their mean, the worst of them, and ranks.
+
+A sentence or a verdict is about a setting only if a paired t-test says so, corrected by Holm's method over all settings
+and over mean and worst group: among selectors equal to uniform, one in twenty is said to gain or to lose anywhere.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,11 @@ import numpy as np
 import fedcohort
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
-from fedcohort.simulate.leaderboard import (
-    Leaderboard,
-    LeaderRow,
-    SeedRow,
-    SelectorRanking,
-    rank_selectors,
-)
+from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, SeedRow, SelectorRanking, rank_selectors
+from fedcohort.simulate.leaderboard.numbers import speed
 from fedcohort.simulate.leaderboard.rows import LOST
+from fedcohort.simulate.leaderboard.significance import LEVEL, half_interval, holm, paired_t_test
+from fedcohort.simulate.leaderboard.speed import Speed
 from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.store.results import Results
 from fedcohort_bench.benchmark.frozen import Frozen, merge_frozen
@@ -30,53 +31,57 @@ from fedcohort_bench.benchmark.suite import DATASETS, VERSION, kinds, purpose_of
 # The key of each speed in a submission.
 _SPEEDS = {"rounds": "faster_in_rounds", "seconds": "faster_in_seconds", "bytes": "fewer_bytes"}
 _Kinds = tuple[tuple[str, ...], ...]
-_CLEAR = 0.5  # points from which a gain or a loss is mentioned; the sentences say "half a point"
-
-
-@dataclass(frozen=True)
-class MeanInterval:
-    """A mean over seeds and half its 95% interval (NaN with one seed)."""
-
-    mean: float
-    half: float
-
-    @classmethod
-    def of(cls, values: FloatArray) -> MeanInterval:
-        """Compute both from a value for each seed."""
-        return cls(float(values.mean()), half_interval(values))
-
-    def to_list(self) -> list[Any]:
-        """Return mean, half interval and verdict as plain values."""
-        return [self.mean, _none_if_nan(self.half), self.verdict]
-
-    @property
-    def text(self) -> str:
-        """The mean in points, with its interval if there is one."""
-        return f"{self.mean:+.1f}" + ("" if math.isnan(self.half) else f" ± {self.half:.1f}")
-
-    @property
-    def verdict(self) -> str:
-        """Whether the mean is more than half a point below uniform: "worse", "no worse", or "open" if unclear."""
-        half = 0.0 if math.isnan(self.half) else self.half
-        if self.mean - half >= -_CLEAR:
-            return "no worse"
-        return "worse" if self.mean + half < -_CLEAR else "open"
+_MARGIN = 0.5  # points that a selector may lose and still be called no worse
+_VERDICTS = {-1: "worse", 0: "open", 1: "no worse"}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Whether a selector loses more than half a point to uniform in one setting, on average and in its worst group."""
+    """Whether a selector loses more than half a point to uniform in one setting: "worse", "no worse" or "open".
+
+    ``gain`` and ``minority`` are points by seed, on average and in the worst group (None if it is unknown).
+    """
 
     setting: str
-    mean: MeanInterval
-    minority: MeanInterval | None
+    gain: FloatArray
+    verdict: str
+    minority: FloatArray | None
+    minority_verdict: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {
-            "mean": self.mean.to_list(),
-            "worst_group": None if self.minority is None else self.minority.to_list(),
-        }
+        """Return mean, half interval and verdict of both as plain values."""
+        both = ((self.gain, self.verdict), (self.minority, self.minority_verdict))
+        mean, group = (
+            None if v is None else [float(v.mean()), _none_if_nan(half_interval(v)), word] for v, word in both
+        )
+        return {"mean": mean, "worst_group": group}
+
+
+def sides(values: Sequence[FloatArray], margin: float = 0.0) -> list[int]:
+    """Return for each array (seeds,) whether its mean is above (1) or below (-1) a margin, or cannot be told (0).
+
+    Corrected over all of them: if all are at the margin, some are told from it in one case of twenty.
+    """
+    tests = holm([paired_t_test(v - margin) for v in values])
+    return [int(np.sign(v.mean() - margin)) if p < LEVEL else 0 for v, p in zip(values, tests, strict=True)]
+
+
+def least_by_chance(values: Sequence[FloatArray]) -> float:
+    """Return the lowest mean to expect of arrays (seeds,) with the same spreads but no true gain; NaN with one seed.
+
+    >>> spread = np.array([-1.0, 0.0, 1.0])  # standard error 0.577
+    >>> round(least_by_chance([spread]), 2), round(least_by_chance([spread] * 30), 2)
+    (0.0, -1.18)
+    """
+    from scipy.special import ndtr
+
+    errors = np.array([v.std(ddof=1) / math.sqrt(len(v)) if len(v) > 1 else math.nan for v in values])
+    if np.isnan(errors).any():
+        return math.nan
+    most = 8 * max(errors.max(), 1e-9)
+    x = np.linspace(-most, most, 4001)
+    above = np.prod(ndtr(-x[:, None] / np.maximum(errors, 1e-12)), axis=1)  # P(all means > x)
+    return float(np.trapezoid(above, x) - most)
 
 
 @dataclass(frozen=True)
@@ -87,25 +92,27 @@ class SelectorScore:
     ----------
     gain : mapping of setting to (seeds,) array
         Points of terminal accuracy above uniform with the same seed; a run that diverged counts as 0% accurate.
-    faster : mapping of measure ("rounds", "seconds", "bytes") to mapping of setting to float
-        How many times less than uniform it takes to reach the target, on average within the horizon that all runs of
-        the setting share. A run that never reaches the target takes the whole horizon. NaN if neither selector reaches
-        it, or if the setting has no time. Bytes include models in both directions and every question to a client.
+    faster : mapping of measure ("rounds", "seconds", "bytes") to mapping of setting to Speed
+        How many times less than uniform it takes to reach the target, paired by seed; a bound where a run never
+        arrived. Bytes include models in both directions and every question to a client.
     reached : mapping of setting to float
-        Share of its seeds that reach the target within the common horizon of rounds.
+        Share of its seeds that reach the target.
     kinds : tuple of tuple of str
         Settings that count as one for the mean gain; see :func:`~fedcohort_bench.benchmark.suite.kinds`.
     minority : mapping of setting to (seeds,) array
-        Points of the worst group's accuracy above that of uniform's worst group. With too many owners to be groups,
-        the worst tenth of clients takes their place.
+        Points of the worst group's accuracy above that of uniform's worst group, in the seeds where both are known.
+        With too many owners to be groups, the worst tenth of clients takes their place.
+    lost : mapping of setting to int
+        Seeds in which its run or uniform's diverged or failed. A mean with such a jump has no interval and no verdict.
     """
 
     label: str
     gain: Mapping[str, FloatArray]
-    faster: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    faster: Mapping[str, Mapping[str, Speed]] = field(default_factory=dict)
     reached: Mapping[str, float] = field(default_factory=dict)
     kinds: _Kinds = ()
     minority: Mapping[str, FloatArray] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def worst_minority(self) -> tuple[str, float]:
@@ -125,23 +132,31 @@ class SelectorScore:
         ]
         return float(np.mean(means)) if means else math.nan
 
+    def _sides(self, margin: float) -> tuple[dict[str, int], dict[str, int]]:
+        """Return :func:`sides` by setting, of gains and of worst groups; a setting that lost runs is not judged."""
+        both = [{k: v for k, v in values.items() if not self.lost.get(k)} for values in (self.gain, self.minority)]
+        found = iter(sides([v for values in both for v in values.values()], margin))
+        mean, group = ({name: next(found) for name in values} for values in both)
+        return mean, group
+
     @property
     def at_a_cost(self) -> tuple[str, ...]:
-        """Settings in which it gains on average but loses half a point or more in the worst group."""
-        return tuple(
-            name
-            for name, lost in self.minority.items()
-            if float(lost.mean()) <= -_CLEAR and float(self.gain[name].mean()) > 0
-        )
+        """Settings in which it gains on average but loses in the worst group, both beyond chance."""
+        mean, group = self._sides(0.0)
+        return tuple(name for name, side in group.items() if side < 0 < mean[name])
 
     @property
     def claims(self) -> tuple[Claim, ...]:
         """Whether it is worse than uniform, for each setting."""
+        mean, group = self._sides(-_MARGIN)
+
+        def verdict(found: Mapping[str, int], name: str) -> str:
+            lost = self.lost.get(name)
+            return f"{lost} of {len(self.gain[name])} lost" if lost else _VERDICTS[found.get(name, 0)]
+
         return tuple(
-            Claim(
-                name, MeanInterval.of(values), MeanInterval.of(self.minority[name]) if name in self.minority else None
-            )
-            for name, values in self.gain.items()
+            Claim(name, gain, verdict(mean, name), self.minority.get(name), verdict(group, name))
+            for name, gain in self.gain.items()
         )
 
     @property
@@ -162,8 +177,8 @@ class SelectorScore:
 
     @property
     def interval(self) -> float:
-        """Half the 95% interval of the mean gain over seeds; NaN with one seed."""
-        return half_interval(self._by_seed)
+        """Half the 95% interval of the mean gain over seeds; NaN with one seed, or if a run was lost."""
+        return math.nan if any(self.lost.values()) else half_interval(self._by_seed)
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -172,27 +187,27 @@ class SelectorScore:
         return setting, float(self.gain[setting].mean())
 
     @property
-    def shortfall(self) -> float:
-        """The largest loss against uniform in any setting, in points, as the mean over its seeds."""
-        return max(0.0, -self.worst[1])
+    def worst_by_chance(self) -> float:
+        """What the smallest gain would be on average if nothing differed from uniform; NaN with one seed."""
+        return least_by_chance([v for name, v in self.gain.items() if not self.lost.get(name)])
 
     @property
     def worst_run(self) -> float:
         """The smallest gain of any single run."""
         return float(min(values.min() for values in self.gain.values()))
 
-    def speed(self, measure: str) -> float:
-        """How many times faster it is, the geometric mean over settings; NaN if no setting tells."""
-        values = self._speeds(measure)
-        return float(np.exp(np.log(values).mean())) if len(values) else math.nan
+    def speed(self, measure: str) -> Speed:
+        """How many times faster it is over the settings that tell: the geometric mean, or the median of bounds."""
+        with np.errstate(divide="ignore"):
+            middle = Speed.of([(np.log(s.least), np.log(s.greatest)) for s in self._speeds(measure)])
+        return Speed(middle.least, middle.greatest)  # settings are no sample, so there is no interval
 
     def covers(self, measure: str) -> int:
         """The number of settings in :meth:`speed`."""
         return len(self._speeds(measure))
 
-    def _speeds(self, measure: str) -> FloatArray:
-        values = np.array(list(self.faster.get(measure, {}).values()), np.float64)
-        return values[np.isfinite(values)]
+    def _speeds(self, measure: str) -> list[Speed]:
+        return [s for s in self.faster.get(measure, {}).values() if s.least > 0 or math.isfinite(s.greatest)]
 
     @property
     def reach_share(self) -> float:
@@ -200,28 +215,23 @@ class SelectorScore:
         return float(np.mean(list(self.reached.values()))) if self.reached else math.nan
 
     @property
-    def _pace(self) -> str:
-        """The part of the sentence about reaching uniform's accuracy."""
-        if self.reach_share < 1:  # bytes cannot be compared: nobody knows what the missing runs would have taken
-            return f"; {self.reach_share:.0%} of its runs reach uniform's accuracy"
-        paid = self.speed("bytes")
-        return "" if math.isnan(paid) else f"; reaches uniform's accuracy with {_compared(1 / paid)} bytes"
-
-    @property
     def sentence(self) -> str:
-        """A summary of where it gains and where it loses, made from the figures."""
-        gains = {name: float(values.mean()) for name, values in self.gain.items()}
-        good = sorted((name for name in gains if gains[name] >= _CLEAR), key=lambda name: -gains[name])
-        bad = sorted((name for name in gains if gains[name] <= -_CLEAR), key=gains.__getitem__)
-        start = f"{self.mean:+.1f} points on average{self._pace}"
-        worst = f"(worst {self.worst[1]:+.1f} in {self.worst[0]})"
-        cost = f"; at a minority's cost in {names(self.at_a_cost, 4)}" if self.at_a_cost else ""
-        if not good and not bad:
-            return f"{start}; never gains or loses half a point {worst}{cost}."
-        helps = f"gains half a point or more in {names(good, 4)}" if good else "never gains half a point"
-        if not bad:
-            return f"{start}; {helps}, and never loses half a point {worst}{cost}."
-        return f"{start}; {helps}, but loses in {names(bad, 4)} {worst}{cost}."
+        """A summary of where it gains and where it loses beyond chance."""
+        width = "" if math.isnan(self.interval) else f" ± {self.interval:.1f}"
+        start = f"{self.mean:+.1f}{width} points on average"
+        if 0 <= self.reach_share < 1:
+            start += f"; {self.reach_share:.0%} of its runs reach uniform's accuracy"
+        if len(next(iter(self.gain.values()))) < 2:
+            return f"{start}; with one seed, everything is open."
+        found = self._sides(0.0)[0]
+        gains = {side: [name for name, each in found.items() if each == side] for side in (1, 0, -1)}
+        parts = [f"gains in {names(gains[1], 4)}"] * bool(gains[1])
+        parts += [f"loses in {names(gains[-1], 4)}"] * bool(gains[-1])
+        parts += [f"at the worst group's cost in {names(self.at_a_cost, 4)}"] * bool(self.at_a_cost)
+        parts += [f"cannot be told from uniform in {len(gains[0])} of {len(self.gain)} settings"] * bool(gains[0])
+        lost = [name for name, count in self.lost.items() if count]
+        parts += [f"lost runs in {names(lost, 4)}"] * bool(lost)
+        return f"{start}; {'; '.join(parts)}."
 
     def to_dict(self, rank: float, rank_interval: float) -> dict[str, Any]:
         """Return an entry of the submission as plain values; only all selectors together give the rank."""
@@ -231,16 +241,17 @@ class SelectorScore:
             "interval": _none_if_nan(self.interval),
             "worst_setting": self.worst[0],
             "worst_gain": self.worst[1],
-            "never_worse_than_uniform_by_more_than": self.shortfall,
+            "worst_gain_by_chance": _none_if_nan(self.worst_by_chance),
             "worst_run": self.worst_run,
             "mean_rank": rank,
             "rank_interval": _none_if_nan(rank_interval),
-            **{key: _none_if_nan(self.speed(measure)) for measure, key in _SPEEDS.items()},
+            **{key: _bounds(self.speed(measure)) for measure, key in _SPEEDS.items()},
             "faster": {
-                measure: {name: _none_if_nan(value) for name, value in values.items()}
+                measure: {name: _bounds(value) for name, value in values.items()}
                 for measure, values in self.faster.items()
             },
             "reached": dict(self.reached),
+            "lost": dict(self.lost),
             "gains": {name: values.tolist() for name, values in self.gain.items()},
             "worst_group_gains": {name: values.tolist() for name, values in self.minority.items()},
             "not_worse_than_uniform": {claim.setting: claim.to_dict() for claim in self.claims},
@@ -248,17 +259,17 @@ class SelectorScore:
         }
 
 
-def _compared(ratio: float) -> str:
-    """Compare an amount with uniform's, in words.
+def _bounds(speed: Speed) -> list[float | None]:
+    """Return the least and the greatest ratio as plain values; None is infinite."""
+    return [value if math.isfinite(value) else None for value in (speed.least, speed.greatest)]
 
-    >>> _compared(0.61), _compared(1.2), _compared(3.4), _compared(1.001)
-    ('39% fewer', '20% more', '3.4 times the', 'as many')
-    """
-    if round(100 * ratio) == 100:
-        return "as many"
-    if ratio >= 2:
-        return f"{ratio:.2g} times the"
-    return f"{1 - ratio:.0%} fewer" if ratio < 1 else f"{ratio - 1:.0%} more"
+
+def _read_speed(stored: Any) -> Speed:
+    """Read :func:`_bounds`, or the single number of versions 2 and 3 of the suite (None if nothing was known)."""
+    if not isinstance(stored, list):
+        return Speed(0.0, math.inf) if stored is None else Speed(float(stored), float(stored))
+    least, greatest = (math.inf if value is None else float(value) for value in stored)
+    return Speed(least, greatest)
 
 
 @dataclass(frozen=True)
@@ -275,6 +286,11 @@ class Scores:
         The version of the suite and the selectors, as recorded before the first round.
     stated_purpose : str
         The purpose that scores of an earlier version state; this version does not know their seeds and settings.
+    left_out : tuple of str
+        Seeds and selectors that are not in all settings, and so in no figure.
+    restricted : bool
+        Whether speeds are ratios of restricted means, as in stored scores of versions 2 and 3: a run that never arrived
+        counts with the time that all runs of its setting have in common.
     """
 
     data: str
@@ -285,23 +301,22 @@ class Scores:
     complete: bool
     frozen: Frozen
     stated_purpose: str = ""
+    left_out: tuple[str, ...] = ()
+    restricted: bool = False
 
     @staticmethod
     def from_dict(submission: Mapping[str, Any]) -> Scores:
         """Read a submission."""
-
-        def numbers(values: Mapping[str, float | None]) -> dict[str, float]:
-            return {name: math.nan if value is None else float(value) for name, value in values.items()}
-
         grouped = kinds(submission["data"], submission["settings"])
         lines = [
             SelectorScore(
                 entry["label"],
                 {name: np.array(entry["gains"][name], np.float64) for name in submission["settings"]},
-                {measure: numbers(values) for measure, values in entry["faster"].items()},
-                numbers(entry["reached"]),
+                {m: {k: _read_speed(v) for k, v in values.items()} for m, values in entry["faster"].items()},
+                {name: math.nan if share is None else float(share) for name, share in entry["reached"].items()},
                 grouped,
                 {name: np.array(values, np.float64) for name, values in entry["worst_group_gains"].items()},
+                entry.get("lost", {}),
             )
             for entry in submission["selectors"]
         ]
@@ -314,6 +329,8 @@ class Scores:
             complete=submission["complete"],
             frozen=Frozen.from_dict(submission["frozen"]),
             stated_purpose=submission["purpose"],
+            left_out=tuple(submission.get("left_out", ())),
+            restricted="left_out" not in submission,
         )
 
     @property
@@ -375,6 +392,7 @@ class Scores:
             "complete": self.complete,
             "frozen": self.frozen.to_dict(),
             "settings": list(self.settings),
+            "left_out": list(self.left_out),
             "critical_difference": None if self.ranking is None else self.ranking.difference,
             "uniform_rank": _none_if_nan(self.ranks["uniform"][0]) if self.ranks else None,
             "selectors": [line.to_dict(*self.ranks[line.label]) for line in self.lines],
@@ -386,8 +404,8 @@ def score(*results: Results) -> Scores:
     frozen = merge_frozen([part.path for part in results])
     data, rounds = _data_and_rounds(results)
     boards = [board for part in results for board in part.leaderboards()]
-    labels = _check_boards(boards)
-    seeds = seeds_of(boards)
+    labels, absent = _check_boards(boards)
+    seeds, missing = seeds_of(boards, labels)
     grouped = kinds(data, [board.setting for board in boards])
     lines = [_line(label, boards, seeds, grouped) for label in labels if label != "uniform"]
     return Scores(
@@ -398,6 +416,7 @@ def score(*results: Results) -> Scores:
         lines=tuple(sorted(lines, key=lambda line: -line.mean)),
         complete=all(board.finished for board in boards),
         frozen=frozen,
+        left_out=(*absent, *(f"seed {seed}" for seed in missing)),
     )
 
 
@@ -408,83 +427,49 @@ def _data_and_rounds(results: Sequence[Results]) -> tuple[str, int]:
     return pairs.pop()
 
 
-def _check_boards(boards: Sequence[Leaderboard]) -> list[str]:
-    """Check that tables can be scored together; return the selectors' labels."""
+def _check_boards(boards: Sequence[Leaderboard]) -> tuple[list[str], list[str]]:
+    """Check that tables can be scored together; return the selectors that all have, and the others."""
     if len({board.setting for board in boards}) < len(boards):
         raise InputError("Results that are scored together must have different settings.")
-    labels = [row.label for row in boards[0].rows] if boards else []
-    if "uniform" not in labels:
+    tables = [[row.label for row in board.rows] for board in boards]
+    every = list(dict.fromkeys(label for labels in tables for label in labels))
+    shared = [label for label in every if all(label in labels for labels in tables)]
+    if "uniform" not in shared:
         raise InputError("The benchmark compares with 'uniform', which these results lack.")
-    return labels
+    return shared, [label for label in every if label not in shared]
 
 
-def seeds_of(boards: Iterable[Leaderboard]) -> tuple[int, ...]:
-    """Return all seeds of the tables, sorted."""
-    return tuple(sorted({seed.seed for board in boards for row in board.rows for seed in row.seeds}))
+def seeds_of(
+    boards: Iterable[Leaderboard], labels: Sequence[str] | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the seeds that all rows of the tables have, and those that only some have, both sorted."""
+    rows = [row for board in boards for row in board.rows if labels is None or row.label in labels]
+    found = [{seed.seed for seed in row.seeds} for row in rows]
+    shared = set.intersection(*found)
+    if not shared:
+        raise InputError("No seed was run by every selector in every setting, so nothing can be compared.")
+    return tuple(sorted(shared)), tuple(sorted(set.union(*found) - shared))
 
 
 def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], grouped: _Kinds) -> SelectorScore:
     gain: dict[str, FloatArray] = {}
-    faster: dict[str, dict[str, float]] = {measure: {} for measure in _SPEEDS}
+    faster: dict[str, dict[str, Speed]] = {measure: {} for measure in _SPEEDS}
     reached: dict[str, float] = {}
     minority: dict[str, FloatArray] = {}
+    lost: dict[str, int] = {}
     for board in boards:
         row = next(row for row in board.rows if row.label == label)
-        ours, theirs = _by_seed(row), _by_seed(board.base)
-        gain[board.setting] = np.array(
-            [100 * (terminal_accuracy(ours[seed]) - terminal_accuracy(theirs[seed])) for seed in seeds]
-        )
+        ours, theirs = ([_by_seed(each)[seed] for seed in seeds] for each in (row, board.base))
+        pairs = list(zip(ours, theirs, strict=True))
+        gain[board.setting] = np.array([100 * (terminal_accuracy(a) - terminal_accuracy(b)) for a, b in pairs])
         for measure in _SPEEDS:
-            faster[measure][board.setting] = _times_faster(board, row, measure)
-        reached[board.setting] = _reach_share(board, row)
-        lost = [worst_group_accuracy(ours[seed]) - worst_group_accuracy(theirs[seed]) for seed in seeds]
-        if np.isfinite(lost).all():
-            minority[board.setting] = 100 * np.array(lost)
-    return SelectorScore(label, gain, faster, reached, grouped, minority)
-
-
-def _times_faster(board: Leaderboard, row: LeaderRow, measure: str) -> float:
-    """Return how many times less than the baseline a row takes to reach the target; NaN if they cannot be compared."""
-    limit = horizon(board, measure)
-    row_mean, base = (restricted_mean(each, measure, limit) for each in (row, board.base))
-    # If neither reaches the target, both take the whole horizon; a ratio of 1 would say that they are equally fast.
-    comparable = row_mean > 0 and base > 0 and min(row_mean, base) < limit
-    return base / row_mean if comparable else math.nan
-
-
-def _reach_share(board: Leaderboard, row: LeaderRow) -> float:
-    limit = horizon(board, "rounds")
-    times = [_cost_to_target(seed, "rounds")[0] for seed in row.seeds]
-    return float(np.mean([time is not None and time <= limit for time in times]))
-
-
-def horizon(board: Leaderboard, measure: str) -> float:
-    """Return how far every run of a setting got, in rounds, seconds or megabytes; NaN if all runs were lost.
-
-    Runs that diverged or failed do not shorten it, because they will never reach the target.
-    """
-    ends = [_cost_to_target(seed, measure)[1] for row in board.rows for seed in row.seeds if seed.state not in LOST]
-    return float(min(ends)) if ends else math.nan
-
-
-def restricted_mean(row: LeaderRow, measure: str, limit: float) -> float:
-    """Return the mean time to the target; runs that take longer or never reach it count with ``limit``.
-
-    This is the restricted mean survival time, for runs that are all censored at the same moment.
-    """
-    times = [_cost_to_target(seed, measure)[0] for seed in row.seeds]
-    return float(np.mean([limit if time is None else min(time, limit) for time in times]))
-
-
-def _cost_to_target(seed: SeedRow, measure: str) -> tuple[float | None, float]:
-    """Return what a run took to reach the target (None if it did not), and what it took in total."""
-    match measure:
-        case "rounds":
-            return seed.rounds_to[-1], seed.rounds
-        case "seconds":
-            return seed.seconds_to[-1], seed.clock
-        case _:
-            return seed.megabytes_to[-1], seed.megabytes + seed.query_megabytes
+            faster[measure][board.setting] = speed(ours, theirs, measure)
+        reached[board.setting] = float(np.mean([seed.rounds_to[-1] is not None for seed in ours]))
+        groups = 100 * np.array([worst_group_accuracy(a) - worst_group_accuracy(b) for a, b in pairs])
+        if np.isfinite(groups).any():
+            minority[board.setting] = groups[np.isfinite(groups)]
+        lost[board.setting] = sum(a.lost or b.lost for a, b in pairs)
+    return SelectorScore(label, gain, faster, reached, grouped, minority, lost)
 
 
 def _by_seed(row: LeaderRow) -> dict[int, SeedRow]:
@@ -505,20 +490,6 @@ def worst_group_accuracy(seed: SeedRow) -> float:
         return 0.0
     value = seed.fair.get("worst_group", math.nan)
     return seed.fair.get("worst_tenth", math.nan) if math.isnan(value) else value
-
-
-def half_interval(values: FloatArray) -> float:
-    """Return half the 95% interval of the mean of ``values`` (n,); NaN for fewer than two.
-
-    >>> round(half_interval(np.array([1.0, 3.0])), 2)
-    12.71
-    """
-    if len(values) < 2:
-        return math.nan
-    from scipy.stats import t
-
-    # Student's t: with five seeds its interval is 40% wider than the normal one.
-    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def _none_if_nan(value: float) -> float | None:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import fedcohort
 from fedcohort.report.render import render
 from fedcohort.simulate.leaderboard.formats import Cell, Table
+from fedcohort.simulate.leaderboard.rows import Arrivals
 from fedcohort_bench.benchmark.page import PURPOSES
-from fedcohort_bench.benchmark.scores import half_interval
 from fedcohort_bench.benchmark.timed import WAYS
-from fedcohort_bench.benchmark.timed_scores import TimeCell, TimeScores, selection, ways, with_interval
+from fedcohort_bench.benchmark.timed_scores import ARRIVALS, TimeCell, TimeScores, selection, ways, with_interval
 
 _COLOURS = ("#8c959f", "#1f6feb", "#8250df")
 _FIRST = ("uniform", "balanced", "fedcbs")  # drawn if they were run: the baseline, our default, its nearest rival
@@ -41,7 +41,7 @@ def every(scores: TimeScores, regime: str) -> Table:
         (
             Cell(cell.label),
             Cell(cell.way),
-            with_interval(cell.hours, "{:.1f}"),
+            cell.median,
             Cell(f"{cell.reached.mean():.0%}"),
             with_interval(100 * cell.accuracy, "{:.1f}"),
             with_interval(100 * cell.worst_group, "{:.1f}"),
@@ -51,7 +51,7 @@ def every(scores: TimeScores, regime: str) -> Table:
     )
     head = ("selector", "way", "hours", "reached", "accuracy", "worst group", "Jain")
     title = f"{regime}: simulated hours to {scores.targets[regime]:.0%}, and how the day ends"
-    return Table(regime, title, head, rows, note="A run that does not reach the target counts with the whole day.")
+    return Table(regime, title, head, rows, note=ARRIVALS)
 
 
 def draw(scores: TimeScores) -> str:
@@ -79,7 +79,7 @@ def draw(scores: TimeScores) -> str:
         f'<text x="{_x(h)}" y="{y + 8}" text-anchor="middle">{h:g} h</text>'
         for h in (0.0, 6.0, 12.0, 18.0, 24.0)
     ]
-    title = f"Simulated hours to the target, {scores.data}, mean of {len(scores.seeds)} seeds with 95% intervals"
+    title = f"Simulated hours to the target, {scores.data}: median and each of {len(scores.seeds)} seeds"
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="{title}" font-family="system-ui, sans-serif" font-size="13" fill="#1f2328">',
@@ -99,16 +99,16 @@ def _legend(shown: Mapping[str, str]) -> list[str]:
 
 
 def _bar(cell: TimeCell, y: int, colour: str) -> list[str]:
-    mean, half = float(cell.hours.mean()), half_interval(cell.hours)
-    parts = [f'<rect x="{_x(0)}" y="{y}" width="{_x(mean) - _x(0):.1f}" height="{_BAR}" fill="{colour}"/>']
-    if not math.isnan(half):
-        low, high = _x(max(mean - half, 0.0)), _x(min(mean + half, _DAY))
-        middle = y + _BAR / 2
-        parts.append(f'<line x1="{low}" x2="{high}" y1="{middle}" y2="{middle}" stroke="#1f2328"/>')
-    share = cell.reached.mean()
-    note = f"{mean:.1f}" + ("" if share == 1 else f" ({share:.0%} reach it)")
-    end = _x(mean) if math.isnan(half) else max(_x(mean), _x(min(mean + half, _DAY)))
-    parts.append(f'<text x="{end + 5:.1f}" y="{y + _BAR - 1}" font-size="11">{note}</text>')
+    """Return the median as a bar, pale to the end of the day if most runs never arrive, and each run as a dot."""
+    arrivals = [hours for hours, _ in cell.journeys if hours is not None]
+    middle = Arrivals.of([hours for hours, _ in cell.journeys]).median
+    end, pale = (_x(middle), "") if math.isfinite(middle) else (_x(_DAY), ' fill-opacity="0.25"')
+    parts = [f'<rect x="{_x(0)}" y="{y}" width="{end - _x(0):.1f}" height="{_BAR}" fill="{colour}"{pale}/>']
+    parts += [f'<circle cx="{_x(hours)}" cy="{y + _BAR / 2}" r="2" fill="#1f2328"/>' for hours in sorted(arrivals)]
+    seeds = len(cell.hours)
+    note = cell.median.text if len(arrivals) == seeds else f"{len(arrivals)} of {seeds} arrive"
+    last = max([end, *map(_x, arrivals)])
+    parts.append(f'<text x="{last + 6:.1f}" y="{y + _BAR - 1}" font-size="11">{note}</text>')
     return parts
 
 

@@ -14,9 +14,12 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.simulate.leaderboard import Leaderboard, SeedRow
 from fedcohort.simulate.leaderboard.formats import Cell, Table, to_markdown
+from fedcohort.simulate.leaderboard.rows import Arrivals
+from fedcohort.simulate.leaderboard.significance import half_interval
+from fedcohort.simulate.leaderboard.speed import Journey, Speed, log_ratio
 from fedcohort.simulate.store.results import Results
 from fedcohort_bench.benchmark.frozen import Frozen, merge_frozen
-from fedcohort_bench.benchmark.scores import half_interval, seeds_of, terminal_accuracy, worst_group_accuracy
+from fedcohort_bench.benchmark.scores import seeds_of, terminal_accuracy, worst_group_accuracy
 from fedcohort_bench.benchmark.suite import VERSION as SUITE_VERSION
 from fedcohort_bench.benchmark.suite import purpose_of
 from fedcohort_bench.benchmark.timed import DAY, MOST, REGIMES, ROUNDS, VERSION, WAYS, setting_name
@@ -50,28 +53,21 @@ class TimeCell:
     worst_group: FloatArray
     jain: FloatArray
 
-
-_MEASURES = ("hours", "reached", "accuracy", "worst_group", "jain")
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """How many times faster: the geometric mean over seeds, with its 95% interval (NaN with one seed)."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, logs: FloatArray) -> Ratio:
-        """Compute both from the logarithm of each seed's ratio."""
-        middle, half = float(logs.mean()), half_interval(logs)
-        return cls(*(math.exp(value) for value in (middle, middle - half, middle + half)))
+    @property
+    def journeys(self) -> list[Journey]:
+        """When each run reached the target, if it did, and when it ended."""
+        return [
+            (hours if reached else None, DAY / HOUR) for hours, reached in zip(self.hours, self.reached, strict=True)
+        ]
 
     @property
-    def cell(self) -> Cell:
-        """The ratio as a cell of a table."""
-        return Cell(f"{self.mean:.2f}×", "" if math.isnan(self.low) else f"({self.low:.2f} to {self.high:.2f})")
+    def median(self) -> Cell:
+        """Median hours to the target, if half of the runs or more reach it."""
+        arrivals = Arrivals.of([arrival for arrival, _ in self.journeys])
+        return Cell(f"{arrivals.median:.1f}" if math.isfinite(arrivals.median) else "–" if arrivals.count else "never")
+
+
+_MEASURES = ("hours", "reached", "accuracy", "worst_group", "jain")
 
 
 @dataclass(frozen=True)
@@ -118,18 +114,18 @@ class TimeScores:
         key = (regime, way, label)
         return next((cell for cell in self.cells if (cell.regime, cell.way, cell.label) == key), None)
 
-    def faster(self, way: str, label: str, *, than: tuple[str, str], regimes: Sequence[str] = ()) -> Ratio | None:
+    def faster(self, way: str, label: str, *, than: tuple[str, str], regimes: Sequence[str] = ()) -> Speed | None:
         """Return how many times faster a selector is in one way ``than`` another (way, selector) with the same seeds.
 
-        This is the geometric mean over the regimes. Runs that do not reach the target count with the whole day.
+        This is the geometric mean over the regimes; a bound if some runs do not reach the target within the day.
         """
-        logs = []
+        logs: list[list[tuple[float, float]]] = []
         for regime in regimes or self.targets:
             entry, base = self.find(regime, way, label), self.find(regime, *than)
             if entry is None or base is None:
                 return None
-            logs.append(np.log(base.hours / entry.hours))
-        return Ratio.of(np.mean(logs, axis=0))
+            logs.append([log_ratio(*pair) for pair in zip(entry.journeys, base.journeys, strict=True)])
+        return Speed.of(np.mean(logs, axis=0))
 
     def worst_group_gain(self, way: str, label: str) -> float | None:
         """Return what the worst group gains over uniform selection in the same way, the mean over regimes and seeds."""
@@ -196,7 +192,7 @@ def score_time(*results: Results) -> TimeScores:
     # Every way is timed to the targets that plain rounds set, so the tables are computed a second time.
     levels = sorted(set(targets.values()))
     boards = {board.setting: board for part in results for board in part.leaderboards(targets=levels)}
-    seeds = seeds_of(boards.values())
+    seeds, _ = seeds_of(boards.values())
     cells = []
     for regime, target in targets.items():
         for way in WAYS:
@@ -254,6 +250,9 @@ def _time(run: SeedRow, place: int) -> float:
     return DAY if seconds is None else min(seconds, DAY)
 
 
+ARRIVALS = "Hours: median over seeds; a run that does not reach the target within the day counts as never."
+
+
 # -- tables ---------------------------------------------------------------------------------------------------------
 
 
@@ -270,8 +269,8 @@ def ways(scores: TimeScores) -> Table:
                 (
                     Cell(f"{regime}, {target:.0%}" if way == ROUNDS else ""),
                     Cell(way),
-                    with_interval(cell.hours, "{:.1f}"),
-                    Cell("1") if way == ROUNDS else faster.cell,
+                    cell.median,
+                    Cell("1") if way == ROUNDS else Cell(str(faster), faster.interval),
                     Cell(f"{cell.reached.mean():.0%}"),
                     with_interval(100 * cell.accuracy, "{:.1f}"),
                     with_interval(100 * cell.worst_group, "{:.1f}"),
@@ -284,8 +283,7 @@ def ways(scores: TimeScores) -> Table:
         "Uniform selection: simulated hours to the target, and who pays",
         head,
         tuple(rows),
-        note="A run that does not reach the target counts with the whole day."
-        + (f" ± and brackets: 95% over {len(scores.seeds)} seeds." if len(scores.seeds) > 1 else ""),
+        note=ARRIVALS + (f" ± and brackets: 95% over {len(scores.seeds)} seeds." if len(scores.seeds) > 1 else ""),
         wrap=frozenset({1}),
     )
 
@@ -300,10 +298,11 @@ def selection(scores: TimeScores) -> Table:
         for way in WAYS:
             faster = scores.faster(way, label, than=(way, _UNIFORM))
             gain = scores.worst_group_gain(way, label)
-            cells.append(Cell("–") if faster is None else faster.cell)
+            cells.append(Cell("–") if faster is None else Cell(str(faster), faster.interval))
             cells.append(Cell("–") if gain is None else Cell(f"{100 * gain:+.1f}"))
-        rows.append(cells)
-    rows.sort(key=lambda row: -float(row[1].text.rstrip("×")))
+        first = scores.faster(ROUNDS, label, than=(ROUNDS, _UNIFORM))
+        rows.append(((0.0, 0.0) if first is None else (first.least, first.greatest), cells))
+    rows.sort(key=lambda row: row[0], reverse=True)
     head = ["selector"]
     for way in WAYS:
         head += [way, "group"]
@@ -311,9 +310,10 @@ def selection(scores: TimeScores) -> Table:
         "selection",
         "Selectors against uniform selection in the same way: times as fast, and points of the worst group",
         tuple(head),
-        tuple(tuple(row) for row in rows),
-        note="Means over all kinds of availability; geometric means for speeds. –: not run in this way; most selectors "
-        "cannot choose one client at a time.",
+        tuple(tuple(cells) for _, cells in rows),
+        note="Means over all kinds of availability; geometric means for speeds, paired by seed, ≤ and ≥ where runs "
+        "never reach the target. –: not run in this way, or nothing is known; most selectors cannot choose one client "
+        "at a time.",
     )
 
 

@@ -164,6 +164,8 @@ def _show(scores: Scores | None, folder: Path, console: Console, quick: bool, fo
 
     if scores is None:
         _stop(console, command)
+    if scores.left_out:
+        say(console, f"note: not in every setting, and so left out: {', '.join(scores.left_out)}")
     tables = [matrix(scores), minorities(scores), robustness(scores)]
     _print(scores.to_dict(), tables, folder, console, quick, format)
     if format is Format.TABLE and not quick:
