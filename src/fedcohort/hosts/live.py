@@ -111,6 +111,10 @@ class Messenger(ABC):
             hint="choose a selector without queries, or override Host.answer",
         )
 
+    def stop(self) -> str | None:
+        """Return why the run ends before its last round, or None; called before each new round."""
+        return None
+
     def absent(self) -> Sequence[str]:
         """Describe the clients that are connected but cannot take part, with the reasons."""
         return ()
@@ -319,6 +323,8 @@ class _RoundPlayer(Player):
             if round_ is None:
                 if self.session.round >= self.rounds:
                     return None
+                if (why := self.host.stop()) is not None:
+                    return why
                 self.host.on_round(self.session.round, resumed=False)
                 round_ = self._choose_round()
             if round_.cohort.size:

@@ -119,6 +119,8 @@ class _FlowPlayer(Player):
         if self.session.round >= self.rounds:
             return None
         host.resume(flow)
+        if (why := host.stop()) is not None:
+            return why
         self._look()
         for cohort in flow.at_work:  # interrupted with the earlier run
             self._send(cohort)
@@ -135,9 +137,12 @@ class _FlowPlayer(Player):
 
     def _proceed(self) -> str | None:
         """Make the models that are due and fill the free places; return why the selector ends the run, or None."""
-        while self.flow.is_due(self.host.now()) and self.session.round < self.rounds:
+        stop = None
+        while stop is None and self.flow.is_due(self.host.now()) and self.session.round < self.rounds:
             self._advance()
-        stop = self._fill() if self.session.round < self.rounds else None
+            stop = self.host.stop()
+        if stop is None and self.session.round < self.rounds:
+            stop = self._fill()
         self.session.commit()  # events after the last choice
         return stop
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import pytest
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -104,8 +104,8 @@ class FakeGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=i, name=n.registered or None) for i, n in self.nodes.items()]
+    def get_nodes(self) -> Iterable[Any]:
+        return [SimpleNamespace(node_id=i, name=n.registered or "") for i, n in self.nodes.items()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []

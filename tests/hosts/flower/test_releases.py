@@ -19,6 +19,7 @@ from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 import fedcohort.hosts.flower
+from fedcohort.hosts.flower.async_strategy import AsyncCohortStrategy
 from fedcohort.hosts.flower.strategy import CohortStrategy
 from fedcohort.hosts.flower.wrapped_strategy import SAMPLING, GridView
 
@@ -33,6 +34,15 @@ def imports() -> Iterator[Any]:
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
                 for name in node.names:
                     yield pytest.param(node.module, name.name, id=f"{file.name}:{node.module}.{name.name}")
+
+
+# Where a release may move things without saying so; flwr.common.constant is the one place of ErrorCode and SType.
+PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.clientapp.mod", "flwr.serverapp", "flwr.serverapp.strategy",
+          "flwr.common.constant"}  # fmt: skip
+
+
+def test_only_public_names_are_imported() -> None:
+    assert {parameter.values[0] for parameter in imports()} <= PUBLIC
 
 
 @pytest.mark.parametrize(("module", "name"), imports())
@@ -62,7 +72,40 @@ def test_every_privacy_wrapper_says_for_how_many_its_noise_is_made() -> None:
 
 def test_a_strategy_is_started_as_ours_is() -> None:
     theirs, ours = (list(inspect.signature(kind.start).parameters) for kind in (Strategy, CohortStrategy))
-    assert theirs == ours, f"Strategy.start of {FLOWER} takes {theirs}, that of CohortStrategy {ours}"
+    assert theirs == ours[: len(theirs)], f"Strategy.start of {FLOWER} takes {theirs}, that of CohortStrategy {ours}"
+
+
+def test_a_strategy_is_started_as_the_next_release_will_start_it() -> None:
+    stub = ast.parse(Path(__file__).with_name("flower_1_43.pyi").read_text())
+    starts = [node for node in ast.walk(stub) if isinstance(node, ast.FunctionDef) and node.name == "start"]
+    ours = inspect.signature(CohortStrategy.start).parameters
+    assert [argument.arg for argument in starts[0].args.args] == list(ours)
+    assert ours["should_stop"].default is None
+
+
+@pytest.mark.parametrize("kind", ["rounds", "flow"])
+def test_a_run_ends_after_the_round_that_should_stop_names(kind: str, fleet: Any, kit: Any, tmp_path: Path) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def should_stop(server_round: int, result: Any) -> bool:
+        asked.append((server_round, max(result.train_metrics_clientapp)))
+        return server_round >= 2
+
+    def start(rounds: int, stop: Any) -> Any:
+        settings = {"strategy": FedAvg(fraction_train=0.5), "journal": tmp_path / "j", "seed": 3}
+        strategy: Any
+        if kind == "rounds":
+            strategy = fleet.strategy("uniform", **settings)
+        else:
+            strategy = AsyncCohortStrategy("uniform", busy=2, **settings)
+            strategy.clock, strategy.sleep = fleet.clock, fleet.clock.sleep
+        return strategy.start(fleet.grid, kit.model(), num_rounds=rounds, should_stop=stop)
+
+    assert set(start(5, should_stop).train_metrics_clientapp) == {1, 2}
+    assert asked == [(1, 1), (2, 2)]
+    # The run is continued, and stops at once; without should_stop it goes on.
+    assert set(start(5, should_stop).train_metrics_clientapp) == {1, 2} and asked[2:] == [(2, 2)]
+    assert set(start(3, None).train_metrics_clientapp) == {1, 2, 3}
 
 
 def test_the_mods_of_a_client_app_can_be_seen() -> None:

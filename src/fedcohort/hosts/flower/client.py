@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.client.mod import LocalDpMod as LegacyLocalDpMod
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import LocalDpMod
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError
@@ -137,7 +135,8 @@ def _adds_local_noise(app: ClientApp) -> bool:
     """Whether a ClientApp, or one of its functions, has a mod for local differential privacy."""
     functions: list[Any] = [*getattr(app, "_registered_funcs", {}).values(), *getattr(app, "_mods", [])]
     for function in functions:  # the list grows, because mods are closures around each other
-        if isinstance(function, (LocalDpMod, LegacyLocalDpMod)):
+        # By name: Flower has had two classes of this name, and moves its legacy one from release to release.
+        if any(kind.__name__ == "LocalDpMod" for kind in type(function).__mro__):
             return True
         inside = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
         functions += [f for part in inside for f in (part if isinstance(part, list) else [part]) if callable(f)]

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from fedcohort.hosts.flower.strategy import CohortStrategy
 
 log = logging.getLogger("flwr.fedcohort")
+ShouldStop = Callable[[int, Result], bool]
 _OK, _INVALID = Status.OK, Status.INVALID
 _LOG_EVERY = 10.0  # seconds between two log messages about what the run waits for
 _NAMED = 8  # how many clients a log message names
@@ -90,11 +91,14 @@ class FlowerHost(Host):
         train_config: ConfigRecord,
         evaluate_config: ConfigRecord,
         evaluate_fn: EvaluateFn | None,
+        should_stop: ShouldStop | None = None,
     ) -> None:
         self.settings = settings
         self.inner = settings.strategy
         self.grid = grid
         self.num_rounds = num_rounds
+        self.should_stop = should_stop
+        self._asked_to_stop = 0  # the newest round after which should_stop was called
         self.config = train_config
         self._initial_config = dict(train_config)
         self._config_before = self._initial_config  # before the open round was configured
@@ -161,6 +165,14 @@ class FlowerHost(Host):
     def play(self, session: Session, leases: Leases | None) -> str | None:
         """Play the rounds that are left; return why the selector ended the run earlier, or None."""
         return play(self, session, self.policy, self.num_rounds, leases)
+
+    def stop(self) -> str | None:
+        """Ask ``should_stop`` once after each round; a continued run asks again about its last one."""
+        done = self._running.round
+        if self.should_stop is None or done == self._asked_to_stop:  # also when a round is tried again
+            return None
+        self._asked_to_stop = done
+        return "should_stop said so" if self.should_stop(done, self.result) else None
 
     def _sleep(self, seconds: float) -> None:
         """Sleep, and check every few seconds who is still connected."""

@@ -133,9 +133,7 @@ class Roster:
 
     def _look_up_names(self) -> None:
         """Ask the grid for the names under which its nodes were registered, and forget nodes that are gone."""
-        self._registered = {
-            int(n.node_id): normal_form(n.name) if n.HasField("name") else "" for n in self._grid.get_nodes()
-        }
+        self._registered = {int(n.node_id): normal_form(n.name or "") for n in self._grid.get_nodes()}
         self._seen = set(self._registered)
         names = set(self._registered.values())
         gone = [

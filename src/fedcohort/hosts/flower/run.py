@@ -106,7 +106,7 @@ class LiveRun:
         leases = None if settings.leases is None else leases_of(settings.leases, journal, host.policy.fixed_deadline)
         stop = host.play(session, leases)
         if stop is not None:
-            say("stopped", "the selector declares the run finished: %s", stop, reason=stop)
+            say("stopped", "the run ends before its last round: %s", stop, reason=stop)
         record_end(session, "finished")
         seconds = settings.clock() - begun
         say("finished", "Strategy execution finished in %.2fs", seconds, rounds=session.round, seconds=seconds)

@@ -34,7 +34,7 @@ from fedcohort.core.signals import OnServer, Signal
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.evaluation import EvaluateFn
-from fedcohort.hosts.flower.host import FlowerHost
+from fedcohort.hosts.flower.host import FlowerHost, ShouldStop
 from fedcohort.hosts.flower.logs import also_log_to
 from fedcohort.hosts.flower.run import LiveRun
 from fedcohort.hosts.flower.wrapped_strategy import (
@@ -351,6 +351,7 @@ class CohortStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
+        should_stop: ShouldStop | None = None,
     ) -> Result:
         """Run the federation until ``num_rounds`` rounds are recorded; an existing journal is continued.
 
@@ -366,6 +367,9 @@ class CohortStrategy(Strategy):
             Sent to the clients.
         evaluate_fn : callable, optional
             Evaluates the global model at the server, before the first round and after each.
+        should_stop : callable, optional
+            ``should_stop(server_round, result)`` is called after each round; if it returns True, the run ends. Flower
+            has it since 1.43; here it works with every release.
         """
         with also_log_to(self.json_log):
             log.info("Starting %s around %s:", type(self).__name__, type(self.strategy).__name__)
@@ -383,6 +387,7 @@ class CohortStrategy(Strategy):
                 train_config=train_config or ConfigRecord(),
                 evaluate_config=evaluate_config or ConfigRecord(),
                 evaluate_fn=evaluate_fn,
+                should_stop=should_stop,
             )
             return LiveRun(host).play(initial_arrays)
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     FedAdagrad,
@@ -26,7 +25,6 @@ from flwr.serverapp.strategy import (
     FedYogi,
     Strategy,
 )
-from flwr.supercore.run import Run
 
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import FedcohortError, ParameterError
@@ -201,16 +199,18 @@ def taking_all(strategy: Strategy, count: int) -> Iterator[None]:
 class GridView(Grid):
     """A grid on which only some nodes are online."""
 
+    # Flower has no public names for the types of a run and of a node's information.
+
     def __init__(self, grid: Grid, nodes: Sequence[int]) -> None:
         self._grid = grid
         self._nodes = list(nodes)
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Set the run of the underlying grid."""
         self._grid.set_run(run)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """The run of the underlying grid."""
         return self._grid.run
 
@@ -224,7 +224,7 @@ class GridView(Grid):
         """Return the nodes of this view."""
         return list(self._nodes)
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self) -> Iterable[Any]:
         """Return the information about the nodes of this view."""
         chosen = set(self._nodes)
         return [node for node in self._grid.get_nodes() if node.node_id in chosen]
