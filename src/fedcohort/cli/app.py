@@ -53,7 +53,6 @@ EXTRAS = {
     "cryptography": "keyholder",
     "fastapi": "report",
     "flwr": "flower",
-    "jinja2": "report",
     "nvflare": "nvflare",
     "pandas": "notebook",
     "pyarrow": "sim",
