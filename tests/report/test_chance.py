@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from fedcohort.simulate.leaderboard import Options, RunNumbers, leaderboard, leaderboard_table, to_text
+from fedcohort.simulate.leaderboard.conclusion import points
 from fedcohort.simulate.leaderboard.formats import to_latex, to_markdown
 from fedcohort.simulate.leaderboard.table import pairs_table
+from fedcohort.simulate.metrics import Metric
 
 SELECTORS = ("uniform", "a", "b", "c", "d", "e")
 CLAIM = re.compile(r"\b(Established|gains|loses|wins|better|worse)\b")
@@ -55,6 +58,13 @@ def test_six_equal_selectors_are_told_apart_in_one_table_of_twenty(seeds, trials
         claims = bool(CLAIM.search(table.lead))
         assert claims == any(row.paired is not None and row.paired.p < 0.05 for row in board.rows)
         assert bool(CLAIM.search(to_latex(table))) == bool(CLAIM.search(to_markdown(table))) == claims
+
+
+def test_small_differences_keep_their_sign():
+    board = board_of(np.random.default_rng(2), 5)
+    number = dataclasses.replace(board, metric=Metric("rmse", False, False))
+    assert points(number, -0.0114, "+") == "−0.0114" and points(number, -0.0) == "0"
+    assert points(board, -0.0114, "+") == "−1.1" and points(board, -0.0001) == "0.0"
 
 
 def test_one_seed_is_open_whatever_the_difference():
@@ -142,9 +152,9 @@ def test_a_ratio_that_nobody_saw_is_printed_as_a_bound(ours, theirs, speed):
 
 def test_arrivals_are_medians_in_which_never_counts_as_never():
     row, table = journeys(end(21, 30, None), end(20, 20, 20))
-    assert row.main.rounds.median == 30 and row.main.rounds.count == 2 and "2 of 3 arrive" in to_text(table)
+    assert row.main.rounds.median == 30 and row.main.rounds.count == 2 and "30.0 s 2/3" in to_text(table)
     row, table = journeys(end(21, None, None), end(20, 20, 20))
-    assert math.isinf(row.main.rounds.median) and "1 of 3 arrive" in to_text(table)
+    assert math.isinf(row.main.rounds.median) and "never 1/3" in to_text(table)
 
 
 @pytest.mark.parametrize("trials", SLOW)

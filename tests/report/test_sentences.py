@@ -63,11 +63,7 @@ def test_the_sentence_says_how_many_runs_reach_the_target():
 
 def test_balance():
     text = figures.balance(setting(run("uniform", [0.5], qcid=0.5), run("ours", [0.5], qcid=0.1))).sentence
-    assert text.startswith("ours builds the most balanced cohorts (mean QCID 0.1), uniform the least balanced (0.5, 5")
-    text = figures.balance(setting(run("uniform", [0.5], qcid=0.1), run("ours", [0.5], qcid=0.5))).sentence
-    assert text.startswith("uniform builds the most balanced")
-    same = figures.balance(setting(run("uniform", [0.5], qcid=0.1), run("ours", [0.5], qcid=0.1))).sentence
-    assert "most balanced" not in same and "all cohorts is 0.1" in same
+    assert text.startswith("Mean class imbalance (QCID) of a cohort: uniform 0.5 and ours 0.1; 0 is perfectly")
 
 
 def test_picks_say_how_often_and_against_what():
@@ -82,12 +78,7 @@ def test_picks_say_how_often_and_against_what():
 def test_participation():
     one = run("ours", [0.5] * 4, picks=[[0]] * 4)
     all_ = run("uniform", [0.5] * 4, picks=[[0], [1], [2], [3]])
-    assert (
-        "uniform is the most even (Gini 0.00), ours the least (0.75)"
-        in figures.participation(setting(one, all_)).sentence
-    )
-    same = figures.participation(setting(all_, run("ours", [0.5] * 4, picks=[[3], [2], [1], [0]]))).sentence
-    assert "most even" not in same and "0.00 for all of them" in same
+    assert "Gini coefficient: ours 0.75 and uniform 0.00; 0 is" in figures.participation(setting(one, all_)).sentence
 
 
 # -- cost -----------------------------------------------------------------------------------------------------------
@@ -98,13 +89,10 @@ def test_a_share_of_bytes_is_not_an_amount():
     large = run("greedy", [0.5], bytes_up=99e6, query_bytes_up=11e6, seconds=1.0)
     text = figures.cost(setting(small, large)).sentence
     assert text.startswith(
-        "greedy spends the most on queries: 11.0 MB, 10.0% of its traffic; "
-        "frugal spends the largest share on them, 50.0%."
+        "Queries before choosing, and their share of the traffic: frugal 1.00 MB (50.0%) and greedy 11.0 MB (10.0%)."
     )
-    text = figures.cost(setting(run("frugal", [0.5], bytes_up=1e6, query_bytes_up=20e6, seconds=1.0), large)).sentence
-    assert text.startswith("frugal spends the most on queries: 20.0 MB, 95.2% of its traffic.")
     nobody = figures.cost(setting(run("uniform", [0.5], bytes_up=1e6, seconds=1.0))).sentence
-    assert nobody == "No selector asked clients anything before choosing, so every byte went into training."
+    assert nobody.startswith("No selector asked clients anything before choosing, so every byte went into training.")
 
 
 def test_runs_of_different_length_are_compared_per_round():
@@ -112,14 +100,9 @@ def test_runs_of_different_length_are_compared_per_round():
         run("uniform", [0.5] * 10, seconds=1.0, bytes_up=1.0),
         run("ours", [0.5] * 10, seconds=3.0, bytes_up=1.0),
     )
-    text = figures.cost(setting(long, short)).sentence
-    assert "The whole run takes 3.00 times as long with ours as with uniform." in text
+    assert "A round takes: uniform 1.0 s and ours 3.0 s." in figures.cost(setting(long, short)).sentence
     stopped = run("ours", [0.5] * 2, seconds=3.0, bytes_up=1.0, state="stopped")  # 6 s in all against 10 s
-    assert (
-        "A round takes 3.00 times as long with ours as with uniform." in figures.cost(setting(long, stopped)).sentence
-    )
-    same = figures.cost(setting(long, run("ours", [0.5] * 10, seconds=1.0, bytes_up=1.0))).sentence
-    assert "times as long" not in same
+    assert "A round takes: uniform 1.0 s and ours 3.0 s." in figures.cost(setting(long, stopped)).sentence
 
 
 # -- what selectors learned -----------------------------------------------------------------------------------------
@@ -288,8 +271,8 @@ def test_ranks_over_settings_say_so():
     ]
     every = boards(made, Options())
     text = figures.ranks(made[0], every[0], [every[0], every[0], every[0]]).sentence
-    assert "Over 3 settings" in text and "Over all settings" in text
-    assert "Over all settings" not in figures.ranks(made[0], every[0]).sentence
+    assert "Over 3 settings" in text
+    assert "settings" not in figures.ranks(made[0], every[0]).sentence
 
 
 def test_ranks_claim_a_difference_only_where_there_is_one():

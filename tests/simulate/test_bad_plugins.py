@@ -1,10 +1,13 @@
 """Selectors, filters and aggregators that do everything wrong: each ends its own run and changes no other."""
 
+import re
+
 import pytest
 
 import fedcohort
-from fedcohort.core.errors import FedcohortError, InputError
+from fedcohort.core.errors import FedcohortError, InputError, SelectorError
 from fedcohort.report.page import assemble
+from fedcohort.simulate import runner
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.runner import Simulation
@@ -182,6 +185,12 @@ def rows(out, name):
     return [{key: value for key, value in row.items() if key != "wall_seconds"} for row in found]
 
 
+@pytest.fixture
+def untried(monkeypatch):
+    """Without the trial, mistakes of the first rounds stand for those that come later than a trial sees."""
+    monkeypatch.setattr(runner, "try_selectors", lambda prepared, known: None)
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     out = tmp_path_factory.mktemp("alone") / "x"
@@ -189,6 +198,7 @@ def alone(tmp_path_factory):
     return rows(out, "uniform-s0")
 
 
+@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_selector_ends_its_own_run(name, tmp_path, alone):
     table = written(tmp_path, *BAD[name])
@@ -198,6 +208,37 @@ def test_a_bad_selector_ends_its_own_run(name, tmp_path, alone):
     assert bad.state == "failed" and "Bad" in bad.reason, (bad.state, bad.reason)
     assert Simulation.open(tmp_path / "x").run() == "finished"
     assert load(tmp_path / "x").runs == [good, bad]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("name", ["init raises", "select raises", "select returns nothing", "update raises"])
+def test_a_trial_finds_mistakes_before_anything_is_made(name, mode, tmp_path):
+    method, does = BAD[name]
+    table = written(tmp_path, f"one_at_a_time = True\n\n    {method}", does)
+    with pytest.raises(SelectorError, match=r"'Bad'[^§]*Nothing was run") as caught:
+        run_experiment({**table, "run": {**TABLE["run"], "mode": mode}}, tmp_path / "x")
+    assert "fedcohort check" in caught.value.hint and not (tmp_path / "x").exists()
+    if "raises" in name:
+        assert re.search(r"\(own.py, line \d+\)", caught.value.message)
+
+
+def test_an_error_without_a_line_of_the_users_own_names_the_class(tmp_path):
+    table = written(tmp_path, "def init(self, clients):", "return 0")
+    with pytest.raises(SelectorError, match=r"init\(\) takes 2 [^§]*\(own.py, line \d+\)\. Nothing was run"):
+        run_experiment(table, tmp_path / "x")
+
+
+def test_the_trial_has_the_clients_of_the_experiment(tmp_path):
+    table = written(tmp_path, INIT, "assert clients.n == 6; return State(np.zeros(6))")
+    assert run_experiment(table, tmp_path / "x") == "finished"
+    assert {run.state for run in load(tmp_path / "x").runs} == {"finished"}
+
+
+def test_selectors_with_the_same_mistake_are_named_in_one_warning(tmp_path):
+    table = written(tmp_path, SELECT, f"assert slate.round < 4; return {COHORT}, state")
+    run_experiment({**table, "seeds": [0, 1], "run": {**TABLE["run"], "rounds": 6}}, tmp_path / "x")
+    (warning,) = [text for text in load(tmp_path / "x").warnings() if "failed" in text]
+    assert warning.startswith("bad-s0 and bad-s1 failed: the selector 'Bad' raised an error in round 4: AssertionError")
 
 
 @pytest.mark.parametrize("name", EARLY)
@@ -236,6 +277,7 @@ def test_a_bad_filter_or_aggregator_ends_its_own_run(kind, cls, does, tmp_path, 
     assert bad.state == "failed" and f"the {kind} {cls.lower()!r}" in bad.reason
 
 
+@pytest.mark.usefixtures("untried")
 def test_a_run_that_failed_before_its_first_round_stays_out_when_the_others_go_on(tmp_path, alone):
     table = written(tmp_path, *BAD["init raises"])
     listener = StopAfter(1)
@@ -250,6 +292,7 @@ def test_a_run_that_failed_before_its_first_round_stays_out_when_the_others_go_o
     assert any("bad-s0 failed" in warning for warning in report.warnings)
 
 
+@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("others", [{}, {"uniform": {}}], ids=["alone", "beside a good run"])
 def test_the_result_of_a_run_without_rounds_is_printed_and_read(others, tmp_path, capsys):
     table = written(tmp_path, *BAD["init raises"])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedcohort.core.errors import DataError, InputError, MissingExtraError
+from fedcohort.simulate.comparison import compared
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import ConfigError, read_table
 from fedcohort.simulate.data import Dataset, OwnFile, data_section, from_arrays, load_dataset
@@ -393,3 +394,19 @@ def test_a_small_file_that_claims_more_than_the_memory_is_refused(tmp_path, monk
         assert (tmp_path / name).stat().st_size < 10_000
         with pytest.raises(DataError, match=f"{name} cannot be read .* it claims to hold 0.00298"):
             load_dataset("file", path=str(tmp_path / name))
+
+
+@pytest.mark.parametrize("frame", [False, True])
+def test_the_task_of_a_comparison_decides_what_arrays_and_frames_predict(frame):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 3))
+    y = x @ [1.0, 2.0, 3.0]
+    data, options = (x, y), {}
+    if frame:
+        pandas = pytest.importorskip("pandas")
+        data, options = pandas.DataFrame({"a": x[:, 0], "b": x[:, 1], "price": y}), {"label": "price"}
+    experiment = compared(selectors=["uniform", "oort"], data=data, task="regression", clients=5, **options)
+    assert experiment.plans[0].data.source.load().target == "number"
+    with pytest.raises(InputError) as caught:
+        compared(selectors=["uniform"], data=data, **options)
+    assert "regression" in caught.value.hint

@@ -70,9 +70,11 @@ def error_text(error: BaseException) -> str:
 
 
 def error_place(error: BaseException) -> str:
-    """Return the last place outside this package that an error passed, as " (mine.py, line 3)", or an empty string."""
+    """Return the last place in the user's code that an error passed, as " (mine.py, line 3)", or an empty string."""
     ours = str(Path(__file__).parents[1])
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    # A library that the user's code called is where the error arose, but not where to mend it.
+    frames = [f for f in frames if "site-packages" not in f.filename] or frames
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 

@@ -21,7 +21,7 @@ from fedcohort.report.tables import gini
 from fedcohort.simulate.leaderboard import Leaderboard, RunProgress, SelectorRanking, ranking
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
-from fedcohort.simulate.leaderboard.words import names, number, percent, quantity, times
+from fedcohort.simulate.leaderboard.words import duration, names, number, percent, quantity, times
 from fedcohort.simulate.metrics import Metric
 
 POINTS = 400  # of a curve, at most
@@ -200,16 +200,9 @@ def ranks(setting: Setting, board: Leaderboard, all_boards: Sequence[Leaderboard
     if not views:
         return None
     about = (
-        f" Ranks are by terminal {board.metric.name}. Within a setting, selectors are ranked in each seed, and the "
-        "result holds for other seeds."
-        + (
-            " Over all settings, their means over seeds are ranked, and the result holds for similar settings."
-            * several
-        )
-        + " Friedman's test is followed by Nemenyi's critical difference at 5%. A bar joins selectors that cannot be "
-        "told apart, which also depends on the other selectors. Ranks ask who wins more often, the "
-        f"leaderboard by how much: cite the leaderboard for a comparison with {board.baseline}, and this figure for a "
-        "comparison of all."
+        f" Ranks are by terminal {board.metric.name}; a bar joins selectors that cannot be told apart (Friedman, then "
+        "Nemenyi at 5%), which also depends on the others. Ranks ask who wins more often, the leaderboard by how "
+        f"much: cite the leaderboard for a comparison with {board.baseline}, and this figure for a comparison of all."
     )
     spec = {"kind": "ranks", "views": views, "y": {"label": ""}}
     return Figure("ranks", "All against all", progress_prefix(setting) + " ".join(sentences) + about, spec)
@@ -249,7 +242,7 @@ def _losses(run: RunCurve) -> tuple[FloatArray, FloatArray]:
 def balance(setting: Setting) -> Figure | None:
     """Class imbalance of the cohort's pooled labels per round."""
     window = max(1, setting.rounds // 25)
-    series, means = [], {}
+    series, means = [], []
     for group in setting.groups:
         curves = [
             (x.astype(float), trailing_mean(y, window)) for x, y in (run.evaluations("qcid") for run in group.runs)
@@ -260,27 +253,15 @@ def balance(setting: Setting) -> Figure | None:
                 band["lo"] = [None if v is None else max(0.0, v) for v in band["lo"]]
             series.append(_series(group, band))
             known = np.concatenate([run.evaluations("qcid")[1] for run in group.runs])
-            means[group.label] = float(known.mean())
+            means.append(f"{group.label} {number(float(known.mean()))}")
     if not series:
         return None
-    sentence = _balance_sentence(means)
+    sentence = f"Mean class imbalance (QCID) of a cohort: {names(means)}; 0 is perfectly balanced."
     if window > 1:
         sentence += f" Lines are trailing means over {window} rounds."
     views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
     spec = {"kind": "lines", "views": views, "y": {"label": "class imbalance of the cohort (QCID)", "min": 0}}
     return Figure("balance", "Class balance of the cohorts", sentence, spec)
-
-
-def _balance_sentence(means: Mapping[str, float]) -> str:
-    low, high = min(means, key=lambda k: means[k]), max(means, key=lambda k: means[k])
-    if number(means[low]) == number(means[high]):
-        whose = f"{low}'s cohorts" if len(means) == 1 else "all cohorts"
-        return f"The mean class imbalance (QCID) of {whose} is {number(means[low])}; 0 is perfectly balanced."
-    ratio = f", {times(means[high] / means[low])} times as much" if means[low] > 0 else ""
-    return (
-        f"{low} builds the most balanced cohorts (mean QCID {number(means[low])}), {high} the least balanced "
-        f"({number(means[high])}{ratio}); 0 is perfectly balanced."
-    )
 
 
 def picks(setting: Setting) -> Figure | None:
@@ -341,22 +322,18 @@ def participation(setting: Setting) -> Figure | None:
     n = setting.n_clients
     if n == 0:
         return None
-    series, spread = [], {}
+    series, spread = [], []
     index = _thin(n)
     for group in setting.groups:
         per_seed = [np.sort(np.bincount(run.pick_client, minlength=n)[:n])[::-1] for run in group.runs]
         mean = np.mean(per_seed, axis=0)
         series.append(_series(group, {"x": (index + 1).tolist(), "y": json_numbers(mean[index])}))
-        spread[group.label] = float(np.mean([gini(counts.astype(float)) for counts in per_seed]))
-    known = {label: g for label, g in spread.items() if not math.isnan(g)}
-    if not known:
+        evenness = float(np.mean([gini(counts.astype(float)) for counts in per_seed]))
+        spread += [] if math.isnan(evenness) else [f"{group.label} {evenness:.2f}"]
+    if not spread:
         return None
-    even, uneven = min(known, key=lambda k: known[k]), max(known, key=lambda k: known[k])
-    low, high = f"{known[even]:.2f}", f"{known[uneven]:.2f}"
-    sentence = "A flat line means that the work is shared evenly. " + (
-        f"{even} is the most even (Gini {low}), {uneven} the least ({high})."
-        if low != high
-        else f"The Gini coefficient is {low}{' for all of them' if len(known) > 1 else ''}; 0 would be perfectly even."
+    sentence = (
+        f"A flat line means that the work is shared evenly. Gini coefficient: {names(spread)}; 0 is perfectly even."
     )
     views = [
         {"name": "Clients", "x": {"label": "clients, most often picked first", "format": "integer"}, "series": series}
@@ -445,27 +422,24 @@ def cost(setting: Setting) -> Figure | None:
 
 
 def _question_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say which selector spends most on queries, in bytes and as a share of its bytes; these may be two selectors."""
-    amount = {row["label"]: row["parts"][1] for row in rows}
-    share = {row["label"]: row["parts"][1] / max(sum(row["parts"]), 1e-12) for row in rows}
-    if max(amount.values()) <= 0:
+    """Say how much each selector spends on queries, in bytes and as a share of its bytes."""
+    asked = [
+        f"{row['label']} {megabytes(row['parts'][1] / 1e6)} MB ({percent(row['parts'][1] / sum(row['parts']))})"
+        for row in rows
+        if row["parts"][1] > 0
+    ]
+    if not asked:
         return "No selector asked clients anything before choosing, so every byte went into training."
-    part, most = max(share, key=lambda k: share[k]), max(amount, key=lambda k: amount[k])
-    sent = f"{megabytes(amount[most] / 1e6)} MB, {percent(share[most])} of its traffic"
-    text = f"{most} spends the most on queries: {sent}"
-    return f"{text}." if most == part else f"{text}; {part} spends the largest share on them, {percent(share[part])}."
+    return f"Queries before choosing, and their share of the traffic: {names(asked)}."
 
 
 def _duration_sentence(setting: Setting, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say which selector takes longest: for the whole run if all ran the same number of rounds, else for a round."""
+    """Say how long a round takes with each selector."""
     rounds = {group.label: float(np.mean([len(run.round) for run in group.runs])) for group in setting.groups}
-    whole = len(set(rounds.values())) == 1 and not setting.running
-    spent = {row["label"]: sum(row["parts"]) / (1 if whole else max(rounds[row["label"]], 1)) for row in rows}
-    slow, fast = max(spent, key=lambda k: spent[k]), min(spent, key=lambda k: spent[k])
-    if spent[fast] <= 0 or times(spent[slow] / spent[fast]) == "1.00":
-        return ""
-    unit = "The whole run" if whole else "A round"
-    return f" {unit} takes {times(spent[slow] / spent[fast])} times as long with {slow} as with {fast}."
+    spent = [
+        f"{row['label']} {duration(sum(row['parts']) / rounds[row['label']])}" for row in rows if sum(row["parts"])
+    ]
+    return f" A round takes: {names(spent)}." if spent else ""
 
 
 def _total(run: RunCurve, *columns: str) -> float:

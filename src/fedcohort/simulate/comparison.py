@@ -6,11 +6,12 @@ import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedcohort.core.errors import InputError, SignalError
+from fedcohort.core.registry import is_reference
 from fedcohort.core.text import short_repr
 from fedcohort.scenario import Scenario
 from fedcohort.scenario.presets import find_preset, preset_table
@@ -18,6 +19,8 @@ from fedcohort.simulate.config.experiment import Configuration, Experiment, Tabl
 from fedcohort.simulate.config.selectors import selector_entries
 from fedcohort.simulate.config.toml import find_table, merge_tables, with_keys
 from fedcohort.simulate.data import Dataset, data_section, from_arrays, from_pandas
+from fedcohort.simulate.data.dataset import Target
+from fedcohort.simulate.tasks import TASKS
 from fedcohort.training.filters import Need
 
 _DATA = "the name of a dataset, a file, a Dataset, arrays (x, y) or a pandas DataFrame"
@@ -44,7 +47,7 @@ def compared(
     config: object = None,
 ) -> Experiment:
     """Return the experiment of :func:`fedcohort.compare`; its notes say what was decided for the user."""
-    dataset, section = _dataset(data, label, client)
+    dataset, section = _dataset(data, label, client, task)
     described = _scenario(scenario)
     preset = _preset(described)
     name = dataset.name if dataset is not None else (section or {}).get("name")
@@ -105,14 +108,21 @@ def compared(
 # -- the user's arguments -----------------------------------------------------------------------------------------
 
 
-def _dataset(data: Any, label: str | None, client: str | None) -> tuple[Dataset | None, dict[str, Any] | None]:
+def _dataset(
+    data: Any, label: str | None, client: str | None, task: Any
+) -> tuple[Dataset | None, dict[str, Any] | None]:
     """Return the dataset if ``data`` holds one, otherwise the section ``[data]`` that ``data`` describes."""
+    name = task.get("name") if isinstance(task, Mapping) else task
+    # Of a file, the experiment's task decides what is predicted; arrays and frames become a dataset already here.
+    known = isinstance(name, str) and (name in TASKS or is_reference(name))
+    target: Target = getattr(TASKS.get(str(name)), "target", "class") if known else "class"
     columns = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
     for key, value in columns.items():
         if not isinstance(value, str):
             raise InputError(f"'{key}' must be the name of a column. Got {short_repr(value)}.")
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # not isinstance: pandas may not be installed
-        return from_pandas(data, label=columns.get("label", "label"), client=columns.get("client")), None
+        predicted: Literal["class", "number"] = "number" if target == "number" else "class"
+        return from_pandas(data, label=label or "label", client=client, target=predicted), None
     if data is None or isinstance(data, (str, os.PathLike)):
         section = {} if data is None else data_section(os.fspath(data))
         return None, {**section, **columns} or None
@@ -123,13 +133,13 @@ def _dataset(data: Any, label: str | None, client: str | None) -> tuple[Dataset 
             f"'{next(iter(columns))}' names a column of a table, but 'data' is not a table.",
             hint="from_arrays(x, y, writers=...) says which client each sample belongs to",
         )
-    return data if isinstance(data, Dataset) else _from_tuple(data), None
+    return data if isinstance(data, Dataset) else _from_tuple(data, target), None
 
 
-def _from_tuple(data: Any) -> Dataset:
+def _from_tuple(data: Any, target: Target) -> Dataset:
     """Return a dataset from arrays (x, y) or (x, y, x_test, y_test)."""
     if isinstance(data, tuple) and len(data) in (2, 4) and all(isinstance(part, np.ndarray) for part in data):
-        return from_arrays(*data)
+        return from_arrays(*data, target=target)
     raise InputError(
         f"'data' must be {_DATA}. Got {short_repr(data)}.", hint="from_arrays and from_pandas build a Dataset"
     )

@@ -34,6 +34,7 @@ from fedcohort.simulate.processes.local import LocalDriver
 from fedcohort.simulate.rounds.group import Group, other_engine_error
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import group_key, prepare
+from fedcohort.simulate.rounds.trial import try_selectors
 from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.facts import FederationFacts
 from fedcohort.simulate.store.live import LiveFeed
@@ -107,6 +108,7 @@ class Simulation:
                 | {name: info.federation for name, info in before.items()},
                 started_groups={number: list(point.facts["runs"]) for number, point in started_groups.items()},
             )
+        try_selectors(self.prepared, before)
         if allow_other_engine:
             self.prepared = replace(self.prepared, allow_other_engine=True)
         elif experiment.options.engine == "local":  # on Ray, the workers' machines decide

@@ -51,7 +51,8 @@ def _add_entries(entries: dict[str, Any], item: object, known: Table) -> None:
         if label in entries:
             raise InputError(
                 f"'selectors' has two entries called {label!r}.",
-                hint='give each its own label: {"first": ..., "second": ...}',
+                hint='give each its own label: {"first": {"name": "oort"}, ...}; on the command line, --sweep compares '
+                "values of a parameter, and a configuration has a section for each label",
             )
         entries[label] = entry
 

@@ -371,7 +371,9 @@ def _as_labels(name: str, values: AnyArray, target: Target) -> AnyArray:
     if values.dtype.kind not in "iu":
         raise InputError(
             f"The labels of {name!r} must be integers. Got an array of {values.dtype}.",
-            hint="to predict numbers, set target='number'" if values.dtype.kind == "f" else None,
+            hint="to predict numbers: target='number' of from_arrays, or task='regression' of compare"
+            if values.dtype.kind == "f"
+            else None,
         )
     if target == "class" and values.ndim != 1:
         raise InputError(f"The labels of {name!r} must be (n,), one per sample. Got {values.shape}.")

@@ -34,7 +34,9 @@ def conclusion(board: Leaderboard) -> str:
     lost = [f"{row.label} {row.lost} of {row.runs}" for row in board.rows if row.lost]
     losses = f" Runs that diverged or failed: {names(lost, _MAX_NAMED)}." if lost else ""
     if not compared:
-        return f"{so_far}Open: with one seed, no difference can be told from chance; run {FEW_SEEDS} or more.{losses}"
+        few = max((row.paired.seeds for row in others if row.paired is not None), default=0)
+        why = "with one seed" if few else f"no seed ended both with {board.baseline} and with another"
+        return f"{so_far}Open: {why}, so no difference can be told from chance; run {FEW_SEEDS} or more.{losses}"
     # A selector that lost runs is compared where it survived, which is no reason to call it better.
     claimed = [row for row in compared if _test(row).established and not (row.lost and _test(row).difference > 0)]
     unsure = [row for row in compared if row not in claimed]
@@ -56,7 +58,9 @@ def interval(board: Leaderboard, test: PairedComparison) -> str:
 def points(board: Leaderboard, value: float, sign: str = "") -> str:
     """Return a difference in percentage points, or in the metric's own unit."""
     text = f"{100 * value:{sign}.1f}" if board.metric.share else f"{value:{sign}.3g}"
-    return text.replace("-0.0", "0.0").replace("-", "−")  # a line may break after a hyphen, but not after a minus sign
+    if not float(text):
+        text = text.replace("-", "")
+    return text.replace("-", "−")  # a line may break after a hyphen, but not after a minus sign
 
 
 def _test(row: LeaderRow) -> PairedComparison:

@@ -334,11 +334,12 @@ def _p(test: PairedComparison | None) -> Cell:
 def _target_columns(board: Leaderboard) -> Iterator[_Column]:
     """Yield how soon each target was reached, the highest first, and how many times as fast as by the baseline."""
     rows = board.rows
-    several = "medians over seeds, " if max(row.runs for row in rows) > 1 else ""
-    about = (
-        f"Target {board.metric.level(board.target)} ({board.target_source}); {several}"
-        f"{'a run that never arrives counted as never, ' if several else ''}only evaluated rounds count."
-    )
+    about = f"Target {board.metric.level(board.target)} ({board.target_source}); only evaluated rounds count"
+    if max(row.runs for row in rows) > 1:
+        about += "; median over seeds, those that never arrive counted as never"
+    if any(0 < row.main.rounds.count < row.runs for row in rows):
+        about += "; 1/3: one seed of three arrives"
+    about += "."
     for i in reversed(range(len(board.targets))):
         level = board.metric.level(board.targets[i])
         if board.timed:
@@ -357,16 +358,14 @@ def _target_columns(board: Leaderboard) -> Iterator[_Column]:
 
 
 def _arrivals(rows: Sequence[LeaderRow], values: Sequence[Arrivals], words: Callable[[float], str]) -> list[Cell]:
-    cells = []
+    """Return medians, with the best one marked; "1/3" says how many seeds arrived, if some did not."""
+    cells, known = [], []
     for row, value in zip(rows, values, strict=True):
-        note = f"{value.count} of {row.runs} arrive" if 0 < value.count < row.runs else ""
-        if value.count == 0:
-            cells.append(Cell("not yet" if any(seed.state == "running" for seed in row.seeds) else "never"))
-        else:
-            cells.append(Cell(words(value.median) if math.isfinite(value.median) else "–", note))
-    known = [
-        v.median if math.isfinite(v.median) and not row.lost else math.nan for row, v in zip(rows, values, strict=True)
-    ]
+        arrives = math.isfinite(value.median)
+        waiting = not value.count and any(seed.state == "running" for seed in row.seeds)
+        text = words(value.median) if arrives else "not yet" if waiting else "never"
+        cells.append(Cell(text, f"{value.count}/{row.runs}" if 0 < value.count < row.runs else ""))
+        known.append(value.median if arrives and not row.lost else math.nan)
     return _mark_best(cells, known, min)
 
 

@@ -68,7 +68,8 @@ def fail(run: Run, part: str, error: BaseException) -> None:
         raise error
     text = error.message if isinstance(error, FedcohortError) else error_text(error)
     run.end("failed", f"{part} raised an error in round {run.round}: {text.rstrip('.')}{error_place(error)}")
-    log.warning("run %s failed: %s", run.plan.id, run.reason, exc_info=error)
+    # The reason names the line; the results and the end of every command say it once for all runs that share it.
+    log.info("run %s failed: %s", run.plan.id, run.reason, exc_info=error)
 
 
 def own_parts(plan: RunPlan) -> str | None:

@@ -58,6 +58,7 @@ from fedcohort.simulate.leaderboard import (
 )
 from fedcohort.simulate.leaderboard.formats import notebook
 from fedcohort.simulate.leaderboard.rows import FAIRNESS
+from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.metrics import Curve, Metric
 from fedcohort.simulate.store.facts import FederationFacts, count_clients, read_facts
 
@@ -76,7 +77,7 @@ _KEY = re.compile(r"[\w-]*")  # in the name of a federation's file
 COVERS = b"fedcohort.parts"
 _DIGEST = "fedcohort.sha256"
 _BLANK = "0" * 64
-_MAX_LOST = 5  # lost runs that warnings name
+_MAX_LOST = 5  # reasons for lost runs that warnings name
 _RESTORE = "restore it from a copy, or run the experiment again with another --out"
 
 
@@ -537,9 +538,13 @@ class Results:
         """Return warnings for readers of the leaderboard: few clients did all the training, or runs were lost."""
         named = ((" in ".join(filter(None, (run.label, run.setting.get("name")))), run) for run in self.runs)
         covered = sentences((name, self.coverage(run)) for name, run in named)
-        lost = [run for run in self.runs if run.state in ("diverged", "failed")]
-        more = [f"and {len(lost) - _MAX_LOST} more"] if len(lost) > _MAX_LOST else []
-        return [*covered, *(f"{run.id} {run.state}: {run.reason}" for run in lost[:_MAX_LOST]), *more]
+        lost: dict[tuple[str, str], list[str]] = {}  # runs by how and why: one mistake often ends all of a selector's
+        for run in self.runs:
+            if run.state in ("diverged", "failed"):
+                lost.setdefault((run.state, run.reason), []).append(run.id)
+        told = [f"{names(ids, 3)} {state}: {reason}" for (state, reason), ids in lost.items()]
+        more = [f"and {len(told) - _MAX_LOST} other reasons"] if len(told) > _MAX_LOST else []
+        return [*covered, *told[:_MAX_LOST], *more]
 
     def _summary(self) -> str:
         done, total = self.status.get("rounds_done"), self.status.get("rounds_total")
