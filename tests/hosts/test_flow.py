@@ -232,3 +232,16 @@ def test_what_makes_no_sense_is_refused():
     flow = Flow(Session("uniform", 5, asynchronous=True), FlowPolicy(busy=2))
     with pytest.raises(InputError, match="ticket 3"):
         flow.receive(3, Status.OK)
+
+
+def test_a_model_of_too_few_clients_waits_for_others_and_asks_only_those():
+    flow = Flow(Session("uniform", 4, asynchronous=True), FlowPolicy(busy=1, buffer=3, min_clients=3, max_answers=9))
+    anna_and_ben = np.array([True, True, False, False])
+    while len(flow.waiting) < 3:
+        flow.receive(flow.choose(available=anna_and_ben).ticket, Status.OK)
+    assert not flow.is_due(0.0)
+    assert not flow.choose(available=anna_and_ben).size and "needs 3 clients" in flow.excluded[0]
+    cohort = flow.choose(available=np.ones(4, np.bool_))
+    assert cohort.clients[0] in (2, 3)
+    flow.receive(cohort.ticket, Status.OK)
+    assert flow.is_due(0.0) and len(flow.advance(0.0)) == 4

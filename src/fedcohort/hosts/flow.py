@@ -25,6 +25,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, Optional, check_values
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
+from fedcohort.hosts.round import join_names
 from fedcohort.hosts.turns import Turns
 from fedcohort.journal.events import WAITED
 from fedcohort.session.session import Session
@@ -58,16 +59,21 @@ class FlowPolicy:
         How many of as many successive answers as clients are online may be one client's: 2 is twice an even share. A
         client that has given them is not asked, and if only such clients are free, the place waits. A number as large
         as the federation sets no limit.
+    min_clients : int
+        A model needs answers of at least this many different clients, so that the share of each can be limited. While
+        too few have answered, only others are asked.
     """
 
     busy: int
     buffer: int = 1
     period: float | None = None
     max_answers: int = 2
+    min_clients: int = 1
 
     def __post_init__(self) -> None:
         period = Optional(Interval(float, 0, None, "neither"))
-        check_values(self, {"busy": _COUNT, "buffer": _COUNT, "period": period, "max_answers": _COUNT})
+        counts = dict.fromkeys(("busy", "buffer", "max_answers", "min_clients"), _COUNT)
+        check_values(self, {**counts, "period": period})
 
 
 class BufferedAnswer(NamedTuple):
@@ -194,6 +200,15 @@ class Flow:
         if eligible is not None:
             free = np.isin(np.arange(len(free)), eligible.allowed)
         present = int(free.sum()) + len(self._at_work)
+        enough = max(self.policy.buffer, self.policy.min_clients)
+        if self.lacks_clients and len(self.waiting) >= enough:
+            answered = np.unique([answer.client for answer in self.waiting])
+            free[answered] = False
+            names, needed = self.session.table.names_of(answered[:_NAMED]), self.policy.min_clients
+            self.excluded = (
+                None if free.any() else (f"a model needs {needed} clients, and only {join_names(names)} answered",)
+            )
+            return RoundRequest(1, free)
         over = self._turns.over(present)
         over = over[free[over]]
         if not len(over):
@@ -299,11 +314,16 @@ class Flow:
         """When the next model is due; infinity without a period, when the number of answers decides."""
         return math.inf if self.policy.period is None else self._since + self.policy.period
 
+    @property
+    def lacks_clients(self) -> bool:
+        """Whether answers of other clients are needed for a model, whenever it is due."""
+        return len({answer.client for answer in self.waiting}) < self.policy.min_clients
+
     def is_due(self, now: float) -> bool:
         """Whether it is time for a new global model."""
-        if self.policy.period is not None:
-            return bool(self.waiting) and now >= self.due_at
-        return len(self.waiting) >= self.policy.buffer
+        if self.lacks_clients:
+            return False
+        return now >= self.due_at if self.policy.period is not None else len(self.waiting) >= self.policy.buffer
 
     def advance(self, now: float, *, state: Mapping[str, Any] | None = None) -> list[BufferedAnswer]:
         """Tell the session that the waiting answers have become a new model, and return them.

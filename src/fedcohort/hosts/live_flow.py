@@ -79,8 +79,9 @@ def play_flow(
     session : Session
         An asynchronous session.
     policy : Policy
-        Only three of its fields are used: ``deadline``, the time one client has; ``patience``, how long the run waits
-        while nobody can be asked; ``tries``, how often in a row the answers may give no model.
+        Four of its fields are used: ``deadline``, the time one client has; ``wait_for``, how many clients must be
+        online before another is asked; ``patience``, how long the run waits while nobody can be asked; ``tries``, how
+        often in a row the answers may give no model.
     models : int
         The session's number of models, including those already recorded.
     leases : Leases, optional
@@ -150,7 +151,7 @@ class _FlowPlayer(Player):
         """Return the time until which there is nothing to do unless a client answers."""
         now = self.host.now()
         moments = [min(self.deadlines.values(), default=math.inf)]
-        if self.flow.waiting:
+        if not self.flow.lacks_clients:
             moments.append(self.flow.due_at)
         if self.flow.free:
             moments.append(now + LOOK_EVERY)
@@ -165,10 +166,11 @@ class _FlowPlayer(Player):
             failed = free & flow.passed_over
             available = free & ~failed
             query = flow.open(available)
-            if flow.excluded or not available.any():
+            count, wait_for = int(online.sum()), self.policy.wait_for
+            if flow.excluded or not available.any() or count < wait_for:
                 names = session.table.names_of
                 others, failures = names(np.flatnonzero(online & ~free)), names(np.flatnonzero(failed))
-                self._wait(Shortage(int(online.sum()), 1, 0, 1, others, flow.excluded or (), failures))
+                self._wait(Shortage(count, wait_for, 0, 1, others, flow.excluded or (), failures))
                 return None
             self.idle_since = None
             host.on_ready()

@@ -52,6 +52,35 @@ def bounded_weights(
     return bounded, reasons
 
 
+def bounded_shares(
+    weights: Mapping[int, float], clients: Mapping[int, str], max_share: float
+) -> tuple[dict[int, float], dict[str, str]]:
+    """Return the final weights of a model's answers with no client above its share, and by client why they are lower.
+
+    Parameters
+    ----------
+    weights : mapping of int to float
+        By answer, a client may have given several.
+    clients : mapping of int to str
+        The client of each answer.
+
+    >>> bounded_shares({0: 1.0, 1: 2.0, 2: 1.0, 3: 1.0}, {0: "anna", 1: "anna", 2: "ben", 3: "cem"}, 0.5)[0]
+    {0: 0.6666666666666666, 1: 1.3333333333333333, 2: 1.0, 3: 1.0}
+    """
+    sums: dict[str, float] = {}
+    for answer, weight in weights.items():
+        sums[clients[answer]] = sums.get(clients[answer], 0.0) + weight
+    most = _largest(list(sums.values()), max_share)
+    reasons = {
+        name: f"the weight of its answers was lowered from {total:g} to {most:g}: no client may have more than "
+        f"{max_share:g} of a model"
+        for name, total in sums.items()
+        if total > most
+    }
+    factors = {name: most / sums[name] for name in reasons}
+    return {answer: weight * factors.get(clients[answer], 1.0) for answer, weight in weights.items()}, reasons
+
+
 def _bound_by_samples(
     weights: Mapping[str, float], sizes: Mapping[str, int | None], bounded: dict[str, float], reasons: dict[str, str]
 ) -> list[str]:

@@ -554,6 +554,58 @@ def test_one_fast_client_does_not_own_the_model(selector: str, buffer: int, tmp_
         assert done.exit_code == 0 and words in " ".join(done.output.split()), done.output
 
 
+def hostile(message: Message, context: Context) -> RecordDict:
+    """Client 0 moves every number by 1,000 and claims a large weight; the others move nothing."""
+    found = step(message, context)
+    number = context.node_config["partition-id"]
+    sent = message.content["arrays"]
+    moved = {k: a if k == "seen" else Array(a.numpy() + np.float32(0 if number else 1000)) for k, a in sent.items()}
+    return (
+        RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord({"num-examples": 10.0})}) if found else found
+    )
+
+
+@pytest.mark.parametrize("slow", [1.0, 60.0])
+@pytest.mark.parametrize("aggregator", ["fedbuff", "fedasync", "fedavg-stale"])
+@pytest.mark.parametrize("timing", [{"buffer": 4}, {"period": 5.0}])
+def test_no_client_has_more_than_its_share_of_a_model(
+    timing: Mapping[str, Any], aggregator: str, slow: float, tmp_path: Path
+) -> None:
+    fleet = Fleet()
+    for number in range(6):
+        app = cohort_client(client_app(hostile), ANSWERS)
+        fleet.grid.add(fleet.node(number, app, latency=slow if number else 0.1))
+    strategy = asynchronous(
+        fleet, "uniform", FedAvg(fraction_evaluate=0.0), busy=6, max_answers=100, max_share=0.25, wait_for=6,
+        aggregator=aggregator, journal=tmp_path / "j.sqlite", **timing,
+    )  # fmt: skip
+    result = strategy.start(fleet.grid, model(), num_rounds=5)
+    assert 0 < float(result.arrays["bias"].numpy()[0]) <= 5 * 250 + 1e-3
+    with closing(read_journal(tmp_path / "j.sqlite")) as record:
+        clients = {ticket: client for ticket, client, _ in dispatches(tmp_path / "j.sqlite")}
+        assert all(len({clients[t] for t in b["tickets"]}) >= 4 for b in record.events("new-model"))
+    lowered = [one for one in corrections(tmp_path / "j.sqlite") if "0.25 of a model" in one.reason]
+    assert any(one.client == "client-0" for one in lowered)
+
+
+def test_a_share_that_cannot_hold_is_refused_or_waits(tmp_path: Path) -> None:
+    for buffer in (1, 3):
+        with pytest.raises(ParameterError, match="answers of 4 clients"):
+            AsyncCohortStrategy("uniform", busy=3, buffer=buffer, max_share=0.25)
+    fleet = numbered(3, Fleet())
+    strategy = asynchronous(fleet, "uniform", busy=3, buffer=4, max_share=0.25, patience=50.0)
+    with pytest.raises(FederationTimeoutError, match="for 4 clients"):
+        strategy.start(fleet.grid, model(), num_rounds=2)
+    fleet = numbered(4, Fleet())
+    gone = fleet.grid.node_of("client-3")
+    fleet.clock.at.append((1.0, lambda: fleet.grid.remove(gone)))
+    strategy = asynchronous(fleet, "uniform", busy=3, buffer=4, max_share=0.25, patience=50.0, journal=tmp_path / "j")
+    with pytest.raises(FederationTimeoutError):
+        strategy.start(fleet.grid, model(), num_rounds=200)
+    with closing(read_journal(tmp_path / "j")) as record:
+        assert len(record.cohorts()) < 100
+
+
 def test_rules_names_and_leases_hold(tmp_path: Path) -> None:
     fleet = numbered(6, Fleet())
     for node, name in zip(fleet.grid.nodes.values(), "abcdef", strict=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -105,6 +106,14 @@ class AsyncCohortStrategy(CohortStrategy):
                 )
         # For rules and for the wrapped strategy, a cohort is the clients that work at the same time.
         super().__init__(selector, strategy, cohort_size=busy, **settings)
+        # With fewer clients in a model, one of them would have more than its share.
+        min_clients = 1 if self.max_share is None else math.ceil(1 / self.max_share)
+        self.flow = dataclasses.replace(self.flow, min_clients=min_clients)
+        if period is None and buffer < min_clients:
+            raise ParameterError(
+                f"max_share={self.max_share:g} needs answers of {min_clients} clients in a model. Got buffer={buffer}.",
+                hint=f"pass buffer={min_clients} or more, or a larger max_share",
+            )
         check_one_at_a_time(True, self.selector)
 
     def more_settings(self) -> dict[str, Any]:

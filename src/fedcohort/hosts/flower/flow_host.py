@@ -8,7 +8,9 @@ the strategy's mean is w + sum of c_k Delta_k, even if the weights c_k do not su
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from fedcohort.hosts.live import Aggregation
 from fedcohort.hosts.live_flow import FlowHost, play_flow
 from fedcohort.hosts.round import Reply
 from fedcohort.hosts.run_record import CHECKPOINT
+from fedcohort.hosts.weights import bounded_shares
 from fedcohort.session.session import Session
 from fedcohort.training.aggregators import Members, Mix, fitting
 
@@ -47,6 +50,8 @@ class FlowerFlowHost(FlowerHost, FlowHost):
 
     def __init__(self, settings: AsyncCohortStrategy, *arguments: Any, **options: Any) -> None:
         super().__init__(settings, *arguments, **options)
+        # With fewer clients, no model could keep to `max_share`.
+        self.policy = replace(self.policy, wait_for=max(self.policy.wait_for, settings.flow.min_clients))
         store = settings.checkpoints
         self._files = None if store is None else AnswerFiles(store.folder)
         self._common_outbox = self._outbox()
@@ -129,7 +134,8 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         names = self._unique_names(answers)
         sizes = {names[ticket]: self._answers[ticket].size for ticket in names}
         waiting = [self._answers[ticket].reply._replace(name=name) for ticket, name in names.items()]
-        checked, corrections = self.training.bound_weights(waiting, sizes)
+        # The share of a client is limited later, when the aggregator has weighed its answers.
+        checked, corrections = self.training.bound_weights(waiting, sizes, None)
         valid = [
             (answer, staleness, reply)
             for (answer, staleness), reply in zip(answers, checked, strict=True)
@@ -172,10 +178,20 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         )
         aggregator = self.settings.aggregator
         mix = fitting(aggregator.mix(members), Mix, members)
+        weights = dict(zip((answer.ticket for answer, _, _ in valid), mix.weights.tolist(), strict=True))
+        if self.settings.max_share is not None:
+            clients = {ticket: self._answers[ticket].reply.name for ticket in weights}
+            counting = {clients[ticket] for ticket, weight in weights.items() if weight > 0}
+            if len(counting) < self.settings.flow.min_clients:
+                return Average(error=f"{len(counting)} valid clients are too few for max_share")
+            weights, lowered = bounded_shares(weights, clients, self.settings.max_share)
+            for name, why in lowered.items():
+                corrections.setdefault(name, []).append(why)
         # The strategy divides by this sum, so updates are multiplied by it.
-        total = float(mix.weights.sum())
+        total = math.fsum(weights.values())
         chosen = []
-        for (answer, _, reply), weight in zip(valid, mix.weights.tolist(), strict=True):
+        for answer, _, reply in valid:
+            weight = weights[answer.ticket]
             begun = self.arrays if aggregator.mixes_models else self._models[answer.version]
             moved = move_update(reply, begun, self.arrays, total)
             chosen.append(with_weight(moved, self.weight_key, weight))

@@ -96,7 +96,7 @@ class Training:
     ) -> tuple[list[CheckedMessage], dict[str, list[str]]]:
         """Return checked replies to ``arrays`` within all bounds, and the corrections by client."""
         sizes = {name: card.description.size for name, card in online.items()}
-        bounded, corrections = self.bound_weights(replies, sizes)
+        bounded, corrections = self.bound_weights(replies, sizes, self._max_share)
         for i, reply in enumerate(bounded):
             bounded[i], texts = self.shorten(reply, arrays)
             if texts:
@@ -112,7 +112,7 @@ class Training:
         return reply, [f"its update of norm {norm:g} was shortened to {most:g}"] if norm > most else []
 
     def bound_weights(
-        self, replies: Iterable[CheckedMessage], sizes: Mapping[str, int | None]
+        self, replies: Iterable[CheckedMessage], sizes: Mapping[str, int | None], max_share: float | None
     ) -> tuple[list[CheckedMessage], dict[str, list[str]]]:
         """Return checked replies with weights within their bounds, and the corrections by client.
 
@@ -122,7 +122,7 @@ class Training:
         bounded = with_common_names(list(replies), self._records)
         corrections: dict[str, list[str]] = {}
         sent_weights = {reply.name: reply.weight for reply in bounded if reply.status is _OK}
-        weights, lowered = bounded_weights(sent_weights, sizes, self._max_share)
+        weights, lowered = bounded_weights(sent_weights, sizes, max_share)
         for i, reply in enumerate(bounded):
             if reply.name in lowered:
                 bounded[i] = with_weight(reply, self._weight_key, weights[reply.name])
