@@ -13,8 +13,11 @@ import html
 import logging
 import re
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from unicodedata import category
+
+_MAX_NAMES = 8
 
 
 def printable(text: object, *, lines: bool = False) -> str:
@@ -124,3 +127,13 @@ def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
     # Numbers of any length compare by their length, then by their digits, without conversion.
     parts = [(part, part.lstrip("0")) for part in re.split("([0-9]+)", name) if part]
     return [(0, len(digits), digits) if part[0] in "0123456789" else (1, 0, part) for part, digits in parts], name
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return names in one line, only the first eight if there are more.
+
+    >>> join_names([f"c{i}" for i in range(10)])
+    'c0, c1, c2, c3, c4, c5, c6, c7 and 2 more'
+    """
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more

@@ -25,7 +25,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, Optional, check_values
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
-from fedcohort.hosts.round import join_names
+from fedcohort.core.text import join_names
 from fedcohort.hosts.turns import Turns
 from fedcohort.journal.events import WAITED
 from fedcohort.session.session import Session

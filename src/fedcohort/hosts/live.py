@@ -19,11 +19,11 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import DuplicateReportError, InputError
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, Status
 from fedcohort.core.signals import Signal
-from fedcohort.core.text import short_repr
+from fedcohort.core.text import join_names, short_repr
 from fedcohort.hosts import orders
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.pace import Pace
-from fedcohort.hosts.round import Attempts, Late, Policy, Reply, Round, Shortage, join_names, newest_late
+from fedcohort.hosts.round import Attempts, Late, Policy, Reply, Round, Shortage, newest_late
 from fedcohort.journal.events import CORRECTED, FAILURES, LATE_COUNTED, TIMES, TRIED
 from fedcohort.journal.reading import CohortRow
 from fedcohort.session.resume import participations

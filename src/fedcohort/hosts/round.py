@@ -21,6 +21,7 @@ from fedcohort.core.errors import FedcohortError, InputError, ParameterError
 from fedcohort.core.params import Constraint, Either, Interval, OneOf, Optional, check_values
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
+from fedcohort.core.text import join_names
 from fedcohort.hosts.pace import Pace, Proposal, first_deadline
 from fedcohort.journal.events import ABANDONED, FAILURES, PROPOSED, TIMES, TRIED
 from fedcohort.session.session import Session
@@ -699,13 +700,3 @@ class Shortage:
                 "rules, and run it again; it continues with this round"
             )
         return FederationTimeoutError(f"{text[0].upper()}{text[1:]} in round {round_}.", hint=hint)
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Return names in one line, only the first eight if there are more.
-
-    >>> join_names([f"c{i}" for i in range(10)])
-    'c0, c1, c2, c3, c4, c5, c6, c7 and 2 more'
-    """
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

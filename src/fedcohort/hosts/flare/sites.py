@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.signals import TABLE_SIGNALS, Signal
-from fedcohort.core.text import natural, shorten
+from fedcohort.core.text import join_names, natural, shorten
 from fedcohort.hosts.ask_again import PostponedClients
-from fedcohort.hosts.round import join_names
 from fedcohort.hosts.wire import Description, most_classes
 from fedcohort.session.session import Session
 

@@ -16,12 +16,12 @@ from fedcohort.core.clients import ClientTable, LabelCounts, LabelGramRows, Labe
 from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, SignalError
 from fedcohort.core.protocol import Losses
 from fedcohort.core.signals import TABLE_SIGNALS, Signal
-from fedcohort.core.text import natural, shorten
+from fedcohort.core.text import join_names, natural, shorten
 from fedcohort.hosts.flower.exchange import Outbox, OutstandingReplies, exchange
 from fedcohort.hosts.flower.roster import Card, Roster
 from fedcohort.hosts.flower.wire import LOSSES
 from fedcohort.hosts.questions import read_losses
-from fedcohort.hosts.round import FederationTimeoutError, join_names
+from fedcohort.hosts.round import FederationTimeoutError
 from fedcohort.hosts.wire import RECORD, Description, most_classes, question
 from fedcohort.journal.events import REGISTERED
 from fedcohort.privacy.label_decoders import ClientRefusedError, LabelDecoder

@@ -14,14 +14,13 @@ from flwr.serverapp.strategy import Result
 from fedcohort.core.errors import InputError, ParameterError, SignalError
 from fedcohort.core.protocol import Selector
 from fedcohort.core.signals import Signal
-from fedcohort.core.text import shorten
+from fedcohort.core.text import join_names, shorten
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.replies import decode
 from fedcohort.hosts.leases import leases_of
 from fedcohort.hosts.measures import output_of
-from fedcohort.hosts.round import join_names
 from fedcohort.hosts.run_record import (
     RULES,
     check_seed,
