@@ -239,7 +239,7 @@ NONSENSE = [
     Named({"data": "digit"}, ("digit", "digits")),
     Named({"data": "nowhere.csv"}, ("nowhere.csv",)),
     Named({"data": (np.zeros((4, 2)), np.zeros(4, int)), "label": "y"}, ("label", "table")),
-    Named({"label": 5}, ("label", "5", "column")),
+    Named({"label": 5}, ("digits", "label")),
     Named({"scenario": 5}, ("scenario", "5", "preset")),
     Named({"scenario": "fedcor-1spx"}, ("fedcor-1spx", "fedcor-1spc")),
     Named({"partition": 5}, ("partition", "5", "name")),

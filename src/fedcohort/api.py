@@ -162,7 +162,6 @@ def run(
                 hint="extend() adds seeds, rounds and selectors",
             )
         return _finish(simulation.open(Path(experiment), device=device), quiet)
-    from fedcohort.simulate.comparison import check_overrides
     from fedcohort.simulate.config.experiment import Experiment
     from fedcohort.simulate.config.toml import find_table, with_keys
 
@@ -174,9 +173,7 @@ def run(
         raise InputError(
             f"'experiment' must be a TOML file, a built-in name, a table or a folder. Got {short_repr(experiment)}."
         )
-    if overrides:
-        table = with_keys(table, check_overrides(overrides))
-    return _run_new(Experiment.from_dict(table), out, device, quiet)
+    return _run_new(Experiment.from_dict(with_keys(table, overrides or {})), out, device, quiet)
 
 
 def extend(

@@ -33,9 +33,9 @@ def test_the_headline_command_is_fedcors_setting():
     )
     assert (plan.local.weight_decay, plan.aggregator.name, plan.selector.warmup) == (1e-4, "mean", 15)
     assert "FedCor, Sec. 5.1 (ii)" in origin and "not in the paper" not in origin
-    final = Configuration(base)
+    final = Configuration.of(base)
     assert "cohort 10, rounds 500, targets 0.62, batch_size 64" in describe_inherited(base, final)
-    assert "cohort" not in describe_inherited(base, final.changed({"run": {"cohort": 4}}))
+    assert "cohort" not in describe_inherited(base, final.with_section("run", {**base["run"], "cohort": 4}))
 
 
 def test_another_dataset_gets_the_training_without_the_targets():

@@ -65,7 +65,7 @@ def config_text(name: str, data: str, selectors: list[str], file: Path) -> str:
     if not selectors:
         raise InputError("An experiment needs at least one selector.", hint="--selectors uniform,fedcor")
     described = {**preset_table(name, data), "name": file.stem, "selectors": selector_entries(selectors)}
-    configuration, changes = supply_held_out_data(Configuration(described))
+    configuration, changes = supply_held_out_data(Configuration.of(described))
     experiment, table = configuration.experiment(), configuration.table
     training = preset.training_on(data)
     lines = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from fedcohort.core.params import Boolean, Constraint, Interval, OneOf, Optional, Parameterized, Text, param
@@ -36,6 +37,11 @@ class DataOptions(Parameterized):
     folder: str | None = param(None, Optional(Text()), "where datasets are stored; None: the usual places")
     download: bool = param(False, Boolean(), "download the dataset if it is not found")
     source: Source = field(default_factory=Digits)
+
+    @cached_property
+    def names_clients(self) -> bool:
+        """Whether the data say which client each sample belongs to; for a file, this reads its head."""
+        return self.source.names_clients(self.folder)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcohort.core.errors import FedcohortError
+from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.files import read_file
 from fedcohort.core.text import short_repr
 
@@ -158,6 +158,11 @@ def with_keys(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
     >>> with_keys({"model": "mlp"}, {"run.rounds": 7, "model.hidden": [64]})
     {'model': {'name': 'mlp', 'hidden': [64]}, 'run': {'rounds': 7}}
     """
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise InputError(
+            f"'overrides' must map keys of the configuration to values. Got {short_repr(values)}.",
+            hint='for example {"local.lr": 0.1}',
+        )
     result = dict(table)
     for key, value in values.items():
         path = [part.strip() for part in key.split(".")]
