@@ -324,7 +324,7 @@ def content(out):
     for kind in ("rounds", "clients"):
         rows = getattr(results, kind).to_pylist()
         for row in rows:
-            row.pop("wall_seconds", None)
+            row.pop("selection_seconds", None)
         key = ("run", "round", "client") if kind == "clients" else ("run", "round")
         tables[kind] = bits(sorted(rows, key=lambda row: [row[name] for name in key]))
     return {

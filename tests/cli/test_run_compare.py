@@ -155,7 +155,7 @@ def test_kill_dash_nine_loses_nothing_in_a_checkpoint(command, config, tmp_path)
     assert item.overview()["state"] == "killed" and item.overview()["left"] is None
     assert is_orphaned(out, load(out).status) and not is_orphaned(out, {**load(out).status, "host": "another"})
     assert command("run", "--resume", out, "--quiet").returncode == 0
-    tables = [load(path).rounds.drop_columns(["wall_seconds"]).to_pylist() for path in (out, tmp_path / "whole")]
+    tables = [load(path).rounds.drop_columns(["selection_seconds"]).to_pylist() for path in (out, tmp_path / "whole")]
     one, other = (sorted(rows, key=lambda row: (row["run"], row["round"])) for rows in tables)
     assert one == other
 

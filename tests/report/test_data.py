@@ -12,7 +12,7 @@ import pytest
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.report.data import load_bundle
-from fedcohort.simulate.store.results import RunInfo, load, rounds_schema
+from fedcohort.simulate.store.results import RunInfo, load, part_bytes, part_files, read_part, rounds_schema
 from fedcohort.simulate.store.writer import lock_folder
 
 
@@ -176,3 +176,12 @@ def test_targets_come_from_the_configuration(toy, tmp_path):
     bundle = load_bundle([path])
     assert bundle.options.targets == (0.8, 0.7) and bundle.options.terminal == 3
     assert isinstance(load(path).runs[0], RunInfo)
+
+
+def test_what_an_earlier_version_did_not_measure_is_unknown(toy, tmp_path):
+    path = toy.make_experiment(tmp_path / "a", [toy.Choice("uniform")], seeds=1, rounds=3, clients=8, size=2)
+    for part in part_files(path / "rounds").values():
+        part.write_bytes(part_bytes(read_part(part).drop_columns(["macro_f1", "selection_seconds"])))
+    results = load(path)
+    assert results.rounds.column_names == rounds_schema().names
+    assert np.isnan(results.column(results.runs[0], "macro_f1")).all() and len(results.score(results.runs[0])) == 3

@@ -28,5 +28,5 @@ def with_options(table, **options):
 def rows(out, kind):
     found = getattr(load(out), kind).to_pylist()
     for row in found:
-        row.pop("wall_seconds", None)
+        row.pop("selection_seconds", None)
     return sorted(found, key=lambda row: [row[k] for k in ("run", "round", "client") if k in row])

@@ -42,7 +42,7 @@ def finish(made):
         made.step()
     found = made.drain().to_pylist()
     for row in found:
-        row.pop("wall_seconds")
+        row.pop("selection_seconds")
     return found
 
 
@@ -220,7 +220,7 @@ def test_it_continues_after_any_model(tmp_path, run):
         again.begin(saved)
         rest = finish(again)
         for row in found:
-            row.pop("wall_seconds")
+            row.pop("selection_seconds")
         key = lambda row: (row["round"], row["run"])  # noqa: E731
         assert sorted(found + rest, key=key) == sorted(expected, key=key)
         assert torch.equal(again.models, whole.models)

@@ -182,7 +182,7 @@ def written(folder, method, does):
 
 def rows(out, name):
     found = [row for row in load(out).rounds.to_pylist() if row["run"] == name]
-    return [{key: value for key, value in row.items() if key != "wall_seconds"} for row in found]
+    return [{key: value for key, value in row.items() if key != "selection_seconds"} for row in found]
 
 
 @pytest.fixture

@@ -398,7 +398,7 @@ def check_evaluation(model, device):
         loss, accuracy = engine.evaluate(models)
         test = np.asarray(engine.store.y_test.cpu())
         cell = np.arange(len(test)) % 3
-        losses, right = engine.evaluate_cells(models, HeldOut(engine.store.n_train, test, cell, 4))
+        losses, right, answers = engine.evaluate_cells(models, HeldOut(engine.store.n_train, test, cell, 4))
         np.testing.assert_allclose(losses, loss, rtol=1e-6)
         np.testing.assert_allclose(right.sum(1) / len(test), accuracy)
         x_test = engine.store.x_test.cpu().double().view(-1, *engine.sample)
@@ -407,9 +407,11 @@ def check_evaluation(model, device):
         for vector in models:
             flat = FlatModel(build_model(model, engine.sample, CLASSES))
             modules.append(flat.load(vector.cpu()).double())
-        for module, counted in zip(modules, right, strict=True):
-            hits = (module.eval()(x_test).argmax(1).numpy() == test).astype(float)
-            np.testing.assert_array_equal(counted, np.bincount(cell, hits, minlength=4))
+        for module, counted, (hit, given) in zip(modules, right, answers, strict=True):
+            predicted = module.eval()(x_test).argmax(1).numpy()
+            np.testing.assert_array_equal(counted, np.bincount(cell, predicted == test, minlength=4))
+            np.testing.assert_array_equal(hit, np.bincount(test, predicted == test, minlength=CLASSES))
+            np.testing.assert_array_equal(given, np.bincount(predicted, minlength=CLASSES))
         for q in range(4):
             start, stop = clients.offsets[client[q] : client[q] + 2]
             middle = stop - clients.validation[client[q]]

@@ -6,6 +6,7 @@ import pytest
 
 from fedcohort.core.errors import FedcohortError, SignalError
 from fedcohort.simulate.config.toml import ConfigError, merge_tables
+from fedcohort.simulate.leaderboard.rows import AT_THE_END, SO_FAR
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import ResultsError, load
@@ -48,8 +49,8 @@ def small(tmp_path):
 
 def rows(out, kind="rounds", *, evaluated=True):
     """Rows by run and round, without wall-clock times and, on request, without evaluations."""
-    measured = ("accuracy", "loss", "groups", "worst_group", "worst_tenth", "client_spread", "jain", "longest_absence")
-    apart = {"wall_seconds", *(() if evaluated else measured)} if kind == "rounds" else set()
+    measured = {"accuracy", "loss", "groups", *AT_THE_END, *SO_FAR}
+    apart = {"selection_seconds", *(() if evaluated else measured)} if kind == "rounds" else set()
     found = {}
     for row in getattr(load(out), kind).to_pylist():
         key = (row["run"], row["round"], row.get("client"))

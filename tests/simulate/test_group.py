@@ -157,7 +157,7 @@ def test_a_run_is_the_same_bit_by_bit_whoever_shares_its_batch():
             alone.step()
         for table, others in zip(rows(alone), together, strict=True):
             for row in table:
-                assert {**row, "wall_seconds": 0} == {**others[_place(row)], "wall_seconds": 0}
+                assert {**row, "selection_seconds": 0} == {**others[_place(row)], "selection_seconds": 0}
         mine = next(run for run in many.runs if run.plan.id == f"{name}-s{seed}")
         assert torch.equal(alone.models[0], many.models[mine.row])
         alone.close()
@@ -178,8 +178,8 @@ def test_the_same_twice_is_bit_identical():
         made.close()
     assert torch.equal(tables[0][0], tables[1][0])
     for one, other in zip(tables[0][1][0], tables[1][1][0], strict=True):
-        assert {k: v for k, v in one.items() if k != "wall_seconds"} == {
-            k: v for k, v in other.items() if k != "wall_seconds"
+        assert {k: v for k, v in one.items() if k != "selection_seconds"} == {
+            k: v for k, v in other.items() if k != "selection_seconds"
         }
     assert repr(tables[0][1][1]) == repr(tables[1][1][1])
 

@@ -3,14 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import f1_score
 
 from fedcohort.scenario import Scenario, Shift, meant, seen
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import from_arrays
 from fedcohort.simulate.engine import Engine, HeldOut, Jobs
+from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.leaderboard import leaderboard_table, to_text
 from fedcohort.simulate.leaderboard.table import COLUMNS
 from fedcohort.simulate.metrics import Participation, jain, worst_tenth
+from fedcohort.simulate.models import build_model
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.judge import Views
 from fedcohort.simulate.rounds.listener import Listener
@@ -129,6 +132,11 @@ def test_a_clients_accuracy_is_that_of_its_classes(tmp_path):
     clients = counts @ by_class / counts.sum(1)
     assert rows[-1]["worst_tenth"] == pytest.approx(np.sort(clients)[:2].mean())
     assert rows[-1]["client_spread"] == pytest.approx(clients.std())
+    assert rows[-1]["worst_recall"] == pytest.approx(by_class.min())
+    model = FlatModel(build_model("mlp", group.engine.sample, 4)).load(group.models[0])
+    predicted = model(group.engine.store.x_test.view(-1, *group.engine.sample)).argmax(1).numpy()
+    assert rows[-1]["macro_f1"] == pytest.approx(f1_score(DATA.y_test, predicted, average="macro"))
+    assert 0 < rows[-1]["selection_seconds"] < 1
     main = counts.argmax(1)
     groups = [counts[main == c].sum(0) @ by_class / counts[main == c].sum() for c in np.unique(main)]
     np.testing.assert_allclose(rows[-1]["groups"], groups)
@@ -145,10 +153,10 @@ def test_owners_are_tested_on_their_own_samples():
     for _ in range(4):
         group.step(lambda info, row: rows.append(row))
     test = HeldOut(len(data.y_train), data.y_test, data.y_test, 4)
-    _, right = group.engine.evaluate_cells(group.models, test)
+    _, right, _ = group.engine.evaluate_cells(group.models, test)
     assert rows[-1]["accuracy"] == pytest.approx(right.sum() / len(data.y_test))
     per_owner = HeldOut(len(data.y_train), data.y_test, data.writers_test, 9)
-    _, right = group.engine.evaluate_cells(group.models, per_owner)
+    _, right, _ = group.engine.evaluate_cells(group.models, per_owner)
     np.testing.assert_allclose(rows[-1]["groups"], right[0] / np.bincount(data.writers_test))
     group.close()
 
@@ -162,7 +170,7 @@ def test_the_plain_loop_counts_as_compiled_code_does():
             local=LocalTraining(steps=1), device="cpu", workers=1,
         ) as engine:  # fmt: skip
             models = torch.stack([engine.init(0), engine.init(1)])
-            loss, right = engine.evaluate_cells(models, test)
+            loss, right, _ = engine.evaluate_cells(models, test)
             whole_loss, accuracy = engine.evaluate(models)
             np.testing.assert_allclose(right.sum(1) / len(DATA.y_test), accuracy)
             np.testing.assert_allclose(loss, whole_loss, rtol=1e-6)

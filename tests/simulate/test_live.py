@@ -27,7 +27,7 @@ TABLE = {
 
 def whole(results):
     """Everything about every round and client that the reader knows, but how long the machine took."""
-    found = results.rounds.drop_columns("wall_seconds"), results.clients
+    found = results.rounds.drop_columns("selection_seconds"), results.clients
     return [sorted(table.to_pylist(), key=lambda row: (row["run"], row["round"])) for table in found]
 
 

@@ -93,7 +93,7 @@ def run(out, config=TABLE, stop_after=None, resume=False):
 def sorted_rows(out, kind):
     rows = getattr(load(out), kind).to_pylist()
     for row in rows:
-        row.pop("wall_seconds", None)
+        row.pop("selection_seconds", None)
     key = ("run", "round", "client") if kind == "clients" else ("run", "round")
     return sorted(rows, key=lambda row: [row[name] for name in key])
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 _NUMBERS = (
     "accuracy", "metric", "loss", "qcid", "clock", "seconds", "query_seconds", "client_seconds", "query_client_seconds",
     "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up", "available",
-    "worst_group", "worst_tenth", "client_spread", "jain", "longest_absence", "asked",
+    "worst_group", "worst_tenth", "client_spread", "macro_f1", "worst_recall", "jain", "longest_absence", "asked",
+    "selection_seconds",
 )  # fmt: skip
 _WHAT_IS_RUN = ("name", "seeds", "selectors", "sweep")  # may differ between experiments whose runs can be compared
 _HOW_IT_IS_RUN = {

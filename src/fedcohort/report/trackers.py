@@ -22,7 +22,7 @@ from fedcohort.core.registry import suggest
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.store.results import RunInfo
 
-_COLUMNS = ("accuracy", "metric", "loss", "qcid", "seconds", "clock", "query_seconds", "available", "wall_seconds")
+_COLUMNS = ("accuracy", "metric", "loss", "qcid", "seconds", "clock", "query_seconds", "available", "selection_seconds")
 _BYTES = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
 
 

@@ -18,7 +18,7 @@ from fedcohort.simulate.engine.crops import crop, crop_table
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.stacked import LayerNet, Saved, StackedNet
 from fedcohort.simulate.engine.store import Store
-from fedcohort.simulate.engine.types import HeldOut, Spans, right_by_cell
+from fedcohort.simulate.engine.types import HeldOut, Spans, by_class, right_by_cell
 from fedcohort.training.local import LocalTraining, plan_counts
 from fedcohort.training.losses import cross_entropy, logit_derivative
 
@@ -305,26 +305,31 @@ class DeviceProgram:
     @torch.no_grad()
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return test loss (M,) and accuracy (M,)."""
-        loss, right = self._answers(models, self.n_train, self.y_test)
-        both = torch.stack([loss, right.double().mean(1)]).cpu().numpy()
+        loss, predicted = self._answers(models, self.n_train, self.y_test)
+        both = torch.stack([loss, (predicted == self.y_test).double().mean(1)]).cpu().numpy()
         return both[0], both[1]
 
     @torch.no_grad()
-    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
-        """Return the loss (M,) on a test set, and the number of right answers in each of its cells (M, cells)."""
+    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the loss (M,), right answers by cell (M, cells), and right and all answers by class (M, 2, C)."""
         if test not in self._tests:
             self._tests[test] = self._send(test.y), self._send(test.cell)
         y, cell = self._tests[test]
-        loss, right = self._answers(models, test.first, y)
+        loss, predicted = self._answers(models, test.first, y)
         # A single copy, because each one waits until the device is done.
-        both = torch.cat([loss[:, None], right_by_cell(right, cell, test.cells)], 1).cpu().numpy()
-        return both[:, 0], both[:, 1:]
+        parts = (
+            loss[:, None],
+            right_by_cell(predicted == y, cell, test.cells),
+            by_class(predicted, y, self.classes).flatten(1),
+        )
+        found = torch.cat(parts, 1).cpu().numpy()
+        right, answers = np.split(found[:, 1:], [test.cells], axis=1)
+        return found[:, 0], right, answers.reshape(len(models), 2, -1)
 
     def _answers(self, models: torch.Tensor, first: int, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss (M,) on the samples that start at row ``first``, and which are answered right (M, n)."""
+        """Return the loss (M,) on the samples that start at row ``first``, and the predicted classes (M, n)."""
         logits = self._logits(models, slice(first, first + len(y)))
-        y = y.expand(len(models), -1)
-        return cross_entropy(logits, y).mean(1, dtype=torch.float64), logits.argmax(2) == y
+        return cross_entropy(logits, y.expand(len(models), -1)).mean(1, dtype=torch.float64), logits.argmax(2)
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return the logits (M, V, C) on training samples."""

@@ -58,8 +58,8 @@ class Backend(Protocol):
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return test loss (M,) and accuracy (M,)."""
 
-    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
-        """Return the loss (M,) on a test set, and the number of right answers in each of its cells (M, cells)."""
+    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the loss (M,), right answers by cell (M, cells), and right and all answers by class (M, 2, C)."""
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return logits (M, V, C) on training samples."""
@@ -285,8 +285,8 @@ class Engine:
         self._check_models(models)
         return self.backend.evaluate(models)
 
-    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
-        """Return a classifier's loss (M,) on a test set, and its number of right answers in each cell (M, cells)."""
+    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Test a classifier: loss (M,), right answers by cell (M, cells), right and all answers by class (M, 2, C)."""
         self._check_models(models)
         if not self.task.has_classes or not 0 <= test.first <= len(self.store.x) - len(test.y):
             raise InputError(f"A test set of {len(test.y):,} labels from row {test.first:,} on is not in the data.")

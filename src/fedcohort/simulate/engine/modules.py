@@ -18,7 +18,7 @@ from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.plain import train_plain
 from fedcohort.simulate.engine.store import Store
-from fedcohort.simulate.engine.types import HeldOut, Spans, right_by_cell
+from fedcohort.simulate.engine.types import HeldOut, Spans, by_class, right_by_cell
 from fedcohort.simulate.own_code import own_code
 from fedcohort.simulate.tasks import Task
 from fedcohort.training.local import LocalTraining
@@ -147,16 +147,19 @@ class ModuleBackend:
                     metric[unit] = self._task.measure(logits, y, losses)
         return loss, metric
 
-    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
-        """Return the loss (M,) on a test set, and the number of right answers in each of its cells (M, cells)."""
+    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the loss (M,), right answers by cell (M, cells), and right and all answers by class (M, 2, C)."""
         y, cell = (torch.as_tensor(values).to(models.device) for values in (test.y, test.cell))
         x = self._store.x[test.first : test.first + len(y)]
         loss, right = np.empty(len(models)), np.empty((len(models), test.cells))
+        answers = []
         for unit, model in enumerate(models):
             logits = self._scores(model, x)
             loss[unit] = float(self._losses(logits, y).double().mean())
-            right[unit] = right_by_cell((logits.argmax(1) == y)[None], cell, test.cells)[0].cpu().numpy()
-        return loss, right
+            predicted = logits.argmax(1)
+            right[unit] = right_by_cell((predicted == y)[None], cell, test.cells)[0].cpu().numpy()
+            answers.append(by_class(predicted[None], y, logits.shape[1])[0].cpu().numpy())
+        return loss, right, np.array(answers)
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return logits (M, V, C) on training samples."""

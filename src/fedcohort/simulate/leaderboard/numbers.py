@@ -344,8 +344,10 @@ def _fair(run: RunNumbers, options: Options) -> dict[str, float]:
             fair[name] = math.nan
         elif name in AT_THE_END:
             fair[name] = Curve(run.round, values).terminal(window)
+        elif name in SO_FAR:
+            fair[name] = float(known[-1])
         else:
-            fair[name] = float(known[-1] if name in SO_FAR else known.sum())
+            fair[name] = float(known.mean() if name == "selection_seconds" else known.sum())
     return fair
 
 

@@ -13,10 +13,10 @@ from fedcohort.simulate.leaderboard.speed import Journey, Speed
 from fedcohort.simulate.metrics import Spread
 
 LOST = ("diverged", "failed")  # states of runs that have no terminal accuracy
-AT_THE_END = ("worst_group", "worst_tenth", "client_spread")  # means over the same rounds as terminal accuracy
-SO_FAR = ("jain", "longest_absence")  # values at the last evaluation
-FAIRNESS = (*AT_THE_END, *SO_FAR, "asked")
-"""Columns of ``rounds/`` that show who pays for a good average."""
+# Columns of ``rounds/`` that show what accuracy hides, and how a run's rounds are summarised:
+AT_THE_END = ("worst_group", "worst_tenth", "client_spread", "macro_f1", "worst_recall")  # as terminal accuracy
+SO_FAR = ("jain", "longest_absence")  # at the last evaluation
+FAIRNESS = (*AT_THE_END, *SO_FAR, "asked", "selection_seconds")  # the sum; the mean
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,16 @@ FEW = ("terminal", "gain", "p", "time", "worst-group")
 """The columns that are shown unless others are named; without simulated time, rounds take its place."""
 COLUMNS = (
     "terminal", "gain", "p", "wins", "time", "rounds", "speed-up", "best", "stopped", "recovered", "worst-group",
-    "worst-tenth", "spread", "jain", "absence", "qcid", "mb", "query-bytes", "questions",
+    "worst-tenth", "macro-f1", "worst-recall", "spread", "jain", "absence", "qcid", "mb", "query-bytes", "questions",
+    "selection",
 )  # fmt: skip
 """All columns, in the order in which they are shown."""
 _MAX_PAIRS = 190  # of 20 selectors; with more, name a baseline
 _GROUP_COLUMNS = (
     ("worst_group", "Worst group", "the lowest accuracy of any group"),
     ("worst_tenth", "Worst tenth", "mean accuracy of the worst tenth of clients"),
+    ("macro_f1", "Macro-F1", "mean F1 score of the classes"),
+    ("worst_recall", "Worst class", "the lowest recall of any class"),
 )
 _TURN_COLUMNS = (
     ("spread", "client_spread", "Spread", "{:.3f}", "Spread: standard deviation over clients."),
@@ -293,6 +296,10 @@ def _columns(board: Leaderboard) -> Iterator[_Column]:
         yield _Column("qcid", "Mean QCID", best, "QCID: class imbalance of the cohorts, 0 is balanced.")
     if any(row.megabytes.count for row in rows):
         yield _Column("mb", "MB", [Cell(megabytes(row.megabytes.mean)) for row in rows])
+    if any(row.fair("selection_seconds").count for row in rows):
+        spent = [1000 * row.fair("selection_seconds").mean for row in rows]
+        about = "Selection: real time of a round's question, choice and learning, with their record."
+        yield plain("selection", "Selection, ms", spent, "{:.2f}", about)
     if any(row.query_share > 0 for row in rows):
         yield plain("query-bytes", "Query bytes", [row.query_share for row in rows], "{:.0%}")
         yield plain("questions", "Questions", [row.fair("asked").mean for row in rows], "{:,.0f}")

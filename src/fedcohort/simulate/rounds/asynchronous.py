@@ -12,7 +12,6 @@ A step of the group is one new global model for every run.
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +36,7 @@ from fedcohort.simulate.rounds.isolate_failure import fail_selector, isolate_fai
 from fedcohort.simulate.rounds.judge import ModelScore
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.simulate.rounds.turn import Turn, members
+from fedcohort.simulate.rounds.turn import Stopwatch, Turn, members
 from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.training.filters import KeepAll
 
@@ -132,6 +131,7 @@ class Flight:
         self.answered: dict[int, Job] = {}  # by ticket, the answers for the next model
         self.queue: list[tuple[float, int]] = []  # when each answers, and its ticket
         self.cost = RoundCost()
+        self.selecting = Stopwatch()
         self.begun: list[int] = []  # clients that started from the newest model
         self.durations: list[float] = []  # how long they work
         self.weights: FloatArray = np.empty(0)  # of the answers in the newest model
@@ -261,7 +261,6 @@ class AsynchronousGroup(Group):
     # -- one model of each run -----------------------------------------------------------------------------------
 
     def _step(self, runs: Sequence[Run], on_round: OnRound | None) -> None:
-        began = time.perf_counter()
         for run in runs:
             run.update_attributes(changing=True)
         waiting: list[Run] = list(runs)
@@ -282,9 +281,8 @@ class AsynchronousGroup(Group):
             waiting = untrained
         updated = [run for run in runs if run in ready and self._aggregate(run)]
         scores = self._score({run.row: run for run in updated if is_due(run, run.clock)})
-        share = (time.perf_counter() - began) / max(len(updated), 1)
         for run in updated:
-            self._report(run, scores.get(run.row), share, on_round)
+            self._report(run, scores.get(run.row), on_round)
 
     def _play(self, run: Run) -> bool:
         """Play events; return True when a model is due, False when the next answer is from an untrained client."""
@@ -317,7 +315,8 @@ class AsynchronousGroup(Group):
             available = flight.available()
             if not available.any():
                 break
-            query = flight.flow.open(available)
+            with flight.selecting:
+                query = flight.flow.open(available)
             if flight.flow.excluded:
                 break
             self._begin(run, flight, available, query)
@@ -325,7 +324,8 @@ class AsynchronousGroup(Group):
     def _begin(self, run: Run, flight: Flight, available: BoolArray, query: Query | None) -> None:
         """Choose one more client and start it."""
         known, seconds = self._answer_query(run, flight, available, query)
-        cohort = flight.flow.choose(known)
+        with flight.selecting:
+            cohort = flight.flow.choose(known)
         if cohort.stop is not None:
             run.end("stopped", cohort.stop)
         if not cohort.size:
@@ -363,7 +363,9 @@ class AsynchronousGroup(Group):
         heapq.heappop(flight.queue)
         ticket = job.cohort.ticket
         del flight.jobs[ticket]
-        if flight.flow.receive(ticket, job.answers_with, job.signals):
+        with flight.selecting:
+            used = flight.flow.receive(ticket, job.answers_with, job.signals)
+        if used:
             flight.answered[ticket] = job
         if job.status == _OK:
             flight.cost.bytes_up += run.costs.upload(run.needed, run.aggregator.model_copies)
@@ -395,7 +397,7 @@ class AsynchronousGroup(Group):
         self.models[run.row], flight.weights = combined.model, np.asarray(combined.weights, np.float64)
         return True
 
-    def _report(self, run: Run, score: ModelScore | None, wall: float, on_round: OnRound | None) -> None:
+    def _report(self, run: Run, score: ModelScore | None, on_round: OnRound | None) -> None:
         """Report to the session, add a row of measurements, and end the run if it is over."""
         flight = self._flight(run)
         used = flight.flow.advance(run.clock)
@@ -408,14 +410,14 @@ class AsynchronousGroup(Group):
             **measurements(run, finite, flight.cost, clients),
             "seconds": run.clock - flight.since,
             "available": len(run.federation) if flight.roster is None else int(flight.roster.on.sum()),
-            "wall_seconds": wall,
+            "selection_seconds": flight.selecting.seconds,
             "durations": np.array(flight.durations),
             "answers": [one.ticket for one in used],
             "weights": flight.weights,
         }
         self._rows.add(row)
         flight.cost, flight.since, flight.answered = RoundCost(), run.clock, {}
-        flight.begun, flight.durations = [], []
+        flight.begun, flight.durations, flight.selecting = [], [], Stopwatch()
         # Old global models are kept only for clients that still have to be trained from them.
         needed = {job.cohort.round for job in flight.untrained}
         flight.models = {version: model for version, model in flight.models.items() if version in needed}

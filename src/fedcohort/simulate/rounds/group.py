@@ -8,7 +8,6 @@ transfer, however many runs there are.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -268,7 +267,6 @@ class Group:
                     fail(run, self._shared, error)
 
     def _step(self, runs: Sequence[Run], on_round: OnRound | None) -> None:
-        began = time.perf_counter()
         opened = self._open(runs)
         answer(self.batch, opened)
         turns = []
@@ -284,10 +282,8 @@ class Group:
             self._train(training)
         tested = [turn for turn in turns if turn.run.running]
         self._evaluate(tested)
-        # The runs of a batch cannot be timed separately, so each gets an equal share.
-        share = (time.perf_counter() - began) / max(len(tested), 1)
         for turn in tested:
-            self._finish(turn, share, on_round)
+            self._finish(turn, on_round)
 
     def _open(self, runs: Sequence[Run]) -> list[Turn]:
         """Open the next round of each run; return the turns, each with its selector's question."""
@@ -315,8 +311,10 @@ class Group:
                 now=run.begins,
             )
             try:
-                turn = Turn(run, available, round_.open(available))
+                turn = Turn(run, available)
                 turn.round = round_
+                with turn.selecting:
+                    turn.query = round_.open(available)
                 turns.append(turn)
             except SelectorError as error:
                 fail_selector(run, error)
@@ -569,10 +567,10 @@ class Group:
         for i, judge in judges.items():
             for test in judge.tests:
                 tested_on.setdefault(test, []).append(i)
-        found: dict[tuple[int, HeldOut], tuple[float, FloatArray]] = {}
+        found: dict[tuple[int, HeldOut], tuple[float, FloatArray, FloatArray]] = {}
         for test, indices in tested_on.items():
-            losses, right = self.engine.evaluate_cells(self._models_of([runs[i] for i in indices]), test)
-            found |= {(i, test): (float(loss), row) for i, loss, row in zip(indices, losses, right, strict=True)}
+            tested = self.engine.evaluate_cells(self._models_of([runs[i] for i in indices]), test)
+            found |= {(i, test): (float(loss), *rows) for i, loss, *rows in zip(indices, *tested, strict=True)}
         return {
             i: judge.score(*zip(*(found[i, test] for test in judge.tests), strict=True)) for i, judge in judges.items()
         }
@@ -585,13 +583,14 @@ class Group:
         if score is not None:
             run.session.record(round, {run.judged_by.name: score.metric, "loss": score.loss})
 
-    def _finish(self, turn: Turn, wall: float, on_round: OnRound | None) -> None:
+    def _finish(self, turn: Turn, on_round: OnRound | None) -> None:
         """Report to the session, add a row of measurements, and end the run if it is over."""
         run, cohort, cost = turn.run, turn.cohort, turn.cost
         if len(cohort):
             signals = {signal: turn.in_cohort(values, np.nan) for signal, values in turn.signals.items()}
             try:
-                turn.round.finish(turn.in_cohort(turn.kept, False) > 0, signals)
+                with turn.selecting:
+                    turn.round.finish(turn.in_cohort(turn.kept, False) > 0, signals)
             except SelectorError as error:
                 fail_selector(run, error)
                 return
@@ -603,7 +602,7 @@ class Group:
             **measurements(run, finite, cost, cohort.clients),
             "seconds": cost.seconds,
             "available": len(run.federation) if turn.available is None else int(turn.available.sum()),
-            "wall_seconds": wall,
+            "selection_seconds": turn.selecting.seconds,
             "durations": turn.round.seconds,
             "weights": turn.in_cohort(turn.weights, 0.0),
         }
@@ -670,7 +669,8 @@ def _choose(turn: Turn) -> None:
     plan = run.plan
     if run.round == 0:  # labels are shared once, before the first round
         run.costs.book_labels(cost, run.context.label_facts(plan.labels, plan.seed))
-    cohort = turn.cohort = round_.choose(turn.answer)
+    with turn.selecting:
+        cohort = turn.cohort = round_.choose(turn.answer)
     count = len(cohort.clients)
     if run.instant or not count:
         durations, status = np.zeros(count), np.zeros(count, np.int8)
@@ -732,6 +732,8 @@ def _fairness(run: Run, score: ModelScore | None) -> dict[str, Any]:
         "worst_group": None if found is None or not len(found.groups) else _known(float(np.nanmin(found.groups))),
         "worst_tenth": None if found is None else _known(found.worst_tenth),
         "client_spread": None if found is None else _known(found.spread),
+        "macro_f1": None if found is None else _known(found.macro_f1),
+        "worst_recall": None if found is None else _known(found.worst_recall),
         "jain": None if score is None else _known(run.participation.jain),
         "longest_absence": None if score is None else run.participation.longest_absence(run.round + 1),
     }

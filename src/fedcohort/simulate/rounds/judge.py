@@ -32,6 +32,8 @@ class Fairness(NamedTuple):
     groups: FloatArray  # (G,) accuracy of each group
     worst_tenth: float  # mean accuracy of the worst tenth of clients
     spread: float  # standard deviation of accuracy over clients
+    macro_f1: float  # mean F1 score of the classes
+    worst_recall: float  # lowest accuracy of any class
 
 
 class ModelScore(NamedTuple):
@@ -60,8 +62,8 @@ class Judge:
     _rows: FloatArray  # (G, tests * cells) weights for groups of more than one client
     _untested: AnyArray  # (N,) bool: clients without test samples
 
-    def score(self, losses: Sequence[float], right: Sequence[FloatArray]) -> ModelScore:
-        """Judge a model by its loss and its numbers of right answers (cells,) on each test set."""
+    def score(self, losses: Sequence[float], right: Sequence[FloatArray], answers: Sequence[FloatArray]) -> ModelScore:
+        """Judge a model by its loss, right answers (cells,), and answers by class (2, C) on each test set."""
         cells = np.concatenate([r / np.maximum(n, 1) for r, n in zip(right, self._counts, strict=True)])
         whole = np.array([r.sum() / n.sum() for r, n in zip(right, self._counts, strict=True)])
         clients = cells[self._clients] if self._clients.ndim == 1 else self._clients @ cells
@@ -70,8 +72,19 @@ class Judge:
         if self.groups.kind == "client":
             groups = clients if len(clients) <= MAX_GROUPS else clients[:0]
         known = clients[~self._untested]
-        fairness = Fairness(groups, worst_tenth(known), float(known.std()) if len(known) else float("nan"))
+        macro_f1, worst_recall = self._by_class(answers)
+        spread = float(known.std()) if len(known) else float("nan")
+        fairness = Fairness(groups, worst_tenth(known), spread, macro_f1, worst_recall)
         return ModelScore(float(self._shares @ np.asarray(losses)), float(self._shares @ whole), fairness)
+
+    def _by_class(self, answers: Sequence[FloatArray]) -> tuple[float, float]:
+        """Return macro-F1 and the worst recall of any class that the tests have."""
+        right, given = sum(s * a / len(t.y) for s, a, t in zip(self._shares, answers, self.tests, strict=True))
+        true = sum(
+            s * np.bincount(t.y, minlength=len(right)) / len(t.y) for s, t in zip(self._shares, self.tests, strict=True)
+        )
+        has = true > 0
+        return float(np.mean(2 * right[has] / (true + given)[has])), float(np.min(right[has] / true[has]))
 
 
 class Views:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,6 +18,19 @@ from fedcohort.simulate.rounds.run import Run
 from fedcohort.training.aggregators import Members
 
 
+class Stopwatch:
+    """Adds up the real seconds that pass in its ``with`` blocks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds += time.perf_counter() - self._began
+
+
 class Turn:
     """A run's turn: a question, a cohort of k clients, m models that arrive in time, and the next global model."""
 
@@ -26,6 +40,7 @@ class Turn:
 
     def __init__(self, run: Run, available: BoolArray | None = None, query: Query | None = None) -> None:
         self.run = run
+        self.selecting = Stopwatch()  # what the selector's question, choice and learning take, with their record
         self.available = available  # (N,); None means everybody
         self.query = query
         self.answer: Answer | None = None

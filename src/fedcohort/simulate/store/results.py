@@ -141,7 +141,7 @@ def rounds_schema() -> pa.Schema:
     columns += [(name, pa.float64()) for name in ("qcid", "seconds", "clock")]
     columns += [(name, pa.int64()) for name in ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")]
     columns += [(name, pa.float64()) for name in ("client_seconds", "query_client_seconds", "query_seconds")]
-    columns += [("available", pa.int32()), ("wall_seconds", pa.float64())]
+    columns += [("available", pa.int32()), ("selection_seconds", pa.float64())]
     # A value for each client of the cohort, in the order of the journal's cohort:
     columns += [(name, pa.list_(pa.float32())) for name in ("durations", "weights")]
     # In asynchronous runs, the tickets of the answers that make up the model; the weights are theirs.
@@ -150,6 +150,7 @@ def rounds_schema() -> pa.Schema:
     columns += [("groups", pa.list_(pa.float32()))]
     columns += [(name, pa.float32()) for name in ("worst_group", "worst_tenth", "client_spread", "jain")]
     columns += [("longest_absence", pa.int32()), ("asked", pa.int64())]
+    columns += [(name, pa.float32()) for name in ("macro_f1", "worst_recall")]
     return pa.schema(columns)
 
 
@@ -245,8 +246,17 @@ def read_parts(parts: Mapping[int, Path], read: Callable[[Path], pa.Table] = rea
         table = read(path)
         if part == 0:
             covered = _parts_covered(table)
-        tables.append(table.replace_schema_metadata(None))
+        tables.append(_of_today(table).replace_schema_metadata(None))
     return pa.concat_tables(tables)
+
+
+def _of_today(table: pa.Table) -> pa.Table:
+    """Return a table with the columns of today; what was not measured when it was written is null."""
+    pa, schema = arrow(), rounds_schema()
+    for column in schema:
+        if column.name not in table.column_names:
+            table = table.append_column(column, pa.nulls(len(table), column.type))
+    return table.select(schema.names)
 
 
 def _with_live(table: pa.Table, rows: Sequence[str]) -> pa.Table:
