@@ -26,8 +26,7 @@ import numpy as np
 from fedcohort import ClientTable, LabelCounts, Session
 from fedcohort.core.protocol import Status
 from fedcohort.hosts.flow import Flow, FlowPolicy
-from fedcohort.scenario import DrawnDevices, OnlineDevices
-from fedcohort.scenario.devices import WEEK
+from fedcohort.scenario.devices import WEEK, DrawnDevices, OnlineDevices
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import from_arrays
 from fedcohort.simulate.rounds.prepare import prepare

@@ -7,7 +7,8 @@ import tomllib
 import numpy as np
 import pytest
 
-from fedcohort.scenario import Scenario, read_trace
+from fedcohort.scenario import Scenario
+from fedcohort.scenario.traces import read_trace
 
 PHONES = """
 [scenario.partition]

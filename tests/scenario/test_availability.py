@@ -3,17 +3,9 @@ import pytest
 
 from fedcohort.core.errors import ParameterError, ScenarioError
 from fedcohort.core.params import parameters
-from fedcohort.scenario import (
-    AVAILABILITIES,
-    Bernoulli,
-    ClassBiased,
-    DayNight,
-    Federation,
-    Iid,
-    Scenario,
-    UniformShare,
-    preset,
-)
+from fedcohort.scenario import AVAILABILITIES, Federation, Scenario, preset
+from fedcohort.scenario.availability import Bernoulli, ClassBiased, DayNight, UniformShare
+from fedcohort.scenario.classwise import Iid
 
 CIFAR = np.repeat(np.arange(10), 5000)
 

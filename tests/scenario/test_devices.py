@@ -9,7 +9,8 @@ import pytest
 
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import Status
-from fedcohort.scenario import DrawnDevices, Federation, OnlineDevices, Scenario, Sessions
+from fedcohort.scenario import Federation, Scenario
+from fedcohort.scenario.devices import DrawnDevices, OnlineDevices, Sessions
 
 DAY = 86400.0
 PHONE = {"session": 2400.0, "gap": 5000.0, "spread": 0.7, "variety": 0.5, "daily": 0.8, "peak": 21.0, "zones": 5}

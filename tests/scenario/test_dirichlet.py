@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 
 from fedcohort.core.errors import ScenarioError
-from fedcohort.scenario import (
+from fedcohort.scenario import Scenario, preset
+from fedcohort.scenario.dirichlet import (
     ClassHeterogeneity,
     ClientHeterogeneity,
     DirichletLabels,
     DirichletQp,
     MixedHeterogeneity,
-    Pool,
-    Scenario,
     Skewness,
-    preset,
+    sequential_counts,
 )
-from fedcohort.scenario.dirichlet import sequential_counts
+from fedcohort.scenario.partition import Pool
 
 FMNIST = np.repeat(np.arange(10), 6000)
 CIFAR = np.repeat(np.arange(10), 5000)

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
-from fedcohort.scenario import Federation, Iid, LabelNoise, Scenario
+from fedcohort.scenario import Federation, Scenario
+from fedcohort.scenario.classwise import Iid
+from fedcohort.scenario.noise import LabelNoise
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2])
 

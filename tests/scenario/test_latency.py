@@ -6,8 +6,9 @@ from scipy import stats
 
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.params import parameters
-from fedcohort.scenario import LATENCIES, NoLatency, ShiftedExponential
+from fedcohort.scenario import LATENCIES
 from fedcohort.scenario.counter_rng import uniforms
+from fedcohort.scenario.latency import NoLatency, ShiftedExponential
 
 SIZES = np.full(20_000, 600)
 EVERYBODY = np.arange(20_000)

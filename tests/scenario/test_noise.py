@@ -3,7 +3,9 @@ import pytest
 
 from fedcohort.core.errors import ParameterError, ScenarioError
 from fedcohort.core.params import parameters
-from fedcohort.scenario import Iid, LabelNoise, Scenario, preset
+from fedcohort.scenario import Scenario, preset
+from fedcohort.scenario.classwise import Iid
+from fedcohort.scenario.noise import LabelNoise
 
 CIFAR = np.repeat(np.arange(10), 5000)
 

@@ -9,19 +9,10 @@ from hypothesis import strategies as st
 
 from fedcohort.core.errors import InputError, ParameterError, ScenarioError
 from fedcohort.core.params import parameters
-from fedcohort.scenario import (
-    PARTITIONS,
-    ClassesPerClient,
-    Custom,
-    DominantClass,
-    Iid,
-    Imbalanced,
-    Natural,
-    Pool,
-    Scenario,
-    Shards,
-)
-from fedcohort.scenario.partition import deal, dirichlet, round_to_total
+from fedcohort.scenario import PARTITIONS, Scenario
+from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
+from fedcohort.scenario.partition import Pool, deal, dirichlet, round_to_total
+from fedcohort.scenario.predefined import Custom, Natural
 
 FMNIST = np.repeat(np.arange(10), 6000)  # the label counts of Fashion-MNIST
 CIFAR = np.repeat(np.arange(10), 5000)  # and of CIFAR-10

@@ -2,7 +2,9 @@ import dataclasses
 
 import numpy as np
 
-from fedcohort.scenario import Federation, LabelNoise, Scenario, Shards, text_picture
+from fedcohort.scenario import Federation, Scenario, text_picture
+from fedcohort.scenario.classwise import Shards
+from fedcohort.scenario.noise import LabelNoise
 
 FEDERATION = Scenario(partition=Shards(clients=20, per_client=2)).build(np.repeat(np.arange(10), 40), seed=0)
 

@@ -8,19 +8,12 @@ import pytest
 from fedcohort.core.errors import ParameterError, ScenarioError, UnknownNameError
 from fedcohort.core.protocol import Status
 from fedcohort.hosts.round import closing
-from fedcohort.scenario import (
-    PRESETS,
-    ClassHeterogeneity,
-    DirichletQp,
-    Iid,
-    LabelNoise,
-    NoLatency,
-    Scenario,
-    Shards,
-    ShiftedExponential,
-    UniformShare,
-    preset,
-)
+from fedcohort.scenario import PRESETS, Scenario, preset
+from fedcohort.scenario.availability import UniformShare
+from fedcohort.scenario.classwise import Iid, Shards
+from fedcohort.scenario.dirichlet import ClassHeterogeneity, DirichletQp
+from fedcohort.scenario.latency import NoLatency, ShiftedExponential
+from fedcohort.scenario.noise import LabelNoise
 
 CIFAR = np.repeat(np.arange(10), 5000)
 

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from fedcohort.core.errors import InputError, ParameterError, ScenarioError
-from fedcohort.scenario import VIEWS, Quantity, RareHolders, Scenario, Shift, meant, seen
+from fedcohort.scenario import Scenario
 from fedcohort.scenario.partition import Pool
+from fedcohort.scenario.shift import VIEWS, Shift, meant, seen
+from fedcohort.scenario.unequal import Quantity, RareHolders
 
 LABELS = np.repeat(np.arange(10), 300)
 IMAGES = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)

@@ -10,19 +10,9 @@ import numpy as np
 import pytest
 
 from fedcohort.core.errors import ScenarioError
-from fedcohort.scenario import (
-    DrawnDevices,
-    OnlineDevices,
-    Scenario,
-    Sessions,
-    Trace,
-    TraceDevices,
-    fit,
-    read_fedscale,
-    read_flash,
-    read_trace,
-    write_trace,
-)
+from fedcohort.scenario import Scenario
+from fedcohort.scenario.devices import DrawnDevices, OnlineDevices, Sessions
+from fedcohort.scenario.traces import Trace, TraceDevices, fit, read_fedscale, read_flash, read_trace, write_trace
 
 ROWS = [
     ("anna", 0.0, 50.0, "wifi"),

@@ -274,7 +274,7 @@ def test_parts_that_know_rounds_only_are_refused(change, words):
 
 
 def test_a_run_ends_where_nobody_ever_comes(tmp_path):
-    from fedcohort.scenario import Trace, write_trace
+    from fedcohort.scenario.traces import Trace, write_trace
 
     write_trace(Trace.of([("0", 0.0, 1.0, "a"), ("0", 1.0, 2.0, "a"), ("1", 5.0, 6.0, "b"), ("1", 5.5, 6.0, "a")]),
                 tmp_path / "t.csv")  # fmt: skip

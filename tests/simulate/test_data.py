@@ -2,7 +2,6 @@
 
 import gzip
 import http.server
-import json
 import os
 import pickle
 import struct
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from fedcohort.core.errors import DataError
-from fedcohort.scenario import Natural, Scenario
 from fedcohort.simulate.data import (
     DATASETS,
     Dataset,
@@ -97,26 +95,6 @@ def write_batches(folder, protocol=2):
     return folder
 
 
-LEAF_TRAIN = {"anna": 3, "ben": 2, "carl": 4}
-LEAF_TEST = {"anna": 1, "carl": 2}
-
-
-def write_leaf(folder):
-    rng = np.random.default_rng(1)
-    written = {}
-    for part, users in (("train", LEAF_TRAIN), ("test", LEAF_TEST)):
-        (folder / part).mkdir(parents=True)
-        for i, group in enumerate(np.array_split(sorted(users), 2)):
-            table = {"users": group.tolist(), "num_samples": [users[u] for u in group], "user_data": {}}
-            for user in group.tolist():
-                x = rng.integers(0, 256, (users[user], 784))
-                y = rng.integers(0, 62, users[user])
-                table["user_data"][user] = {"x": (x / 255).tolist(), "y": y.tolist()}
-                written[part, user] = (x.reshape(-1, 28, 28), y)
-            (folder / part / f"all_data_{i}.json").write_text(json.dumps(table))
-    return written
-
-
 def same(dataset, arrays):
     return all(np.array_equal(getattr(dataset, key), value) for key, value in arrays.items())
 
@@ -172,37 +150,6 @@ def test_cifar_archive_is_read_without_unpacking(tmp_path):
     assert [p.name for p in (tmp_path / "d").iterdir()] == ["cifar-10-python.tar.gz"]
 
 
-def test_femnist_npz(tmp_path):
-    arrays = GREY | {
-        "w_train": (np.arange(20) % 3).astype(np.uint16),
-        "w_test": (np.arange(10) % 2).astype(np.uint16),
-        "writers": np.array([b"f01", b"f02", b"f03", b"f99"]),
-    }
-    write_npz(tmp_path / "d" / "femnist.npz", arrays)
-    dataset = load_dataset("femnist", folder=tmp_path / "d")
-    assert same(dataset, GREY) and dataset.classes == 62 and dataset.class_names[36] == "a"
-    assert dataset.writers.tolist() == (np.arange(20) % 3).tolist() and dataset.writer_names[2] == "f03"
-    federation = Scenario(partition=Natural()).build(
-        dataset.y_train, dataset.classes, 0, writers=dataset.writers, writer_names=dataset.writer_names
-    )
-    assert federation.names == ("f01", "f02", "f03") and federation.sizes.tolist() == [7, 7, 6]
-
-
-@pytest.mark.parametrize("where", ["", "femnist/data", "leaf/data/femnist/data"])
-def test_leaf_json(tmp_path, where):
-    written = write_leaf(tmp_path / "d" / where)
-    dataset = load_dataset("femnist", folder=tmp_path / "d")
-    assert dataset.writer_names == ("anna", "ben", "carl")
-    assert np.bincount(dataset.writers).tolist() == [3, 2, 4] and np.bincount(dataset.writers_test).tolist() == [
-        1,
-        0,
-        2,
-    ]
-    for k, user in enumerate(dataset.writer_names):
-        assert np.array_equal(dataset.x_train[dataset.writers == k], written["train", user][0])
-        assert np.array_equal(dataset.y_train[dataset.writers == k], written["train", user][1])
-
-
 # --- folders
 
 
@@ -219,7 +166,7 @@ def test_order_of_folders(tmp_path, monkeypatch):
         load_dataset("mnist")
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "femnist"])
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
 def test_a_missing_dataset_lists_every_folder_and_what_to_do(tmp_path, monkeypatch, name):
     monkeypatch.setenv("FEDCOHORT_DATA", str(tmp_path / "environment"))
     with pytest.raises(DataError) as caught:
@@ -227,7 +174,7 @@ def test_a_missing_dataset_lists_every_folder_and_what_to_do(tmp_path, monkeypat
     text = str(caught.value)
     for place in ("argument", "environment", "here/data", "data", "cache/fedcohort"):
         assert f"    {tmp_path / place}\n" in text
-    assert "hint: " in text and ("download=True" in text) == (name != "femnist")
+    assert "hint: " in text and "download=True" in text
     assert (name == "fashion-mnist") == ("no/such/folder" in text)
 
 
@@ -254,18 +201,16 @@ def test_truncated_files_are_named(tmp_path):
     write_idx(tmp_path / "idx", packed=False)
     write_delta(tmp_path / "delta")
     write_batches(tmp_path / "batches")
-    write_leaf(tmp_path / "leaf")
     for name, path in (
         ("mnist", tmp_path / "npz" / "mnist.npz"),
         ("mnist", tmp_path / "gz" / "train-images-idx3-ubyte.gz"),
         ("mnist", tmp_path / "idx" / "t10k-labels-idx1-ubyte"),
         ("cifar10", tmp_path / "delta" / "cifar10_train_2.npz"),
         ("cifar10", tmp_path / "batches" / "data_batch_3"),
-        ("femnist", tmp_path / "leaf" / "train" / "all_data_0.json"),
     ):
         truncated(path)
         with pytest.raises(DataError, match=path.name.replace(".", r"\.")) as caught:
-            load_dataset(name, folder=path.parents[1] if path.parent.name == "train" else path.parent)
+            load_dataset(name, folder=path.parent)
         assert caught.value.hint
 
 
@@ -276,8 +221,6 @@ def test_rubbish_in_any_format_is_a_data_error(tmp_path, body):
         ("mnist", "train-images-idx3-ubyte.gz", IDX[1:]),
         ("cifar10", "cifar-10-python.tar.gz", ()),
         ("cifar10", "data_batch_1", [*(f"data_batch_{i}" for i in range(2, 6)), "test_batch"]),
-        ("femnist", "femnist.npz", ()),
-        ("femnist", "train/all.json", ["test/all.json"]),
     ):
         folder = tmp_path / f"{name}-{file.replace('/', '-')}"
         for each in (file, *rest):
@@ -296,11 +239,6 @@ def test_incomplete_sets(tmp_path):
     (tmp_path / "delta" / "cifar10_test.npz").unlink()
     with pytest.raises(DataError, match=r"cifar10_test\.npz is missing"):
         load_dataset("cifar10", folder=tmp_path / "delta")
-    write_leaf(tmp_path / "leaf")
-    for path in (tmp_path / "leaf" / "test").iterdir():
-        path.unlink()
-    with pytest.raises(DataError, match=r"no test/\*\.json"):
-        load_dataset("femnist", folder=tmp_path / "leaf")
 
 
 @pytest.mark.parametrize(
@@ -353,23 +291,6 @@ def test_idx_checksum_is_that_of_the_file():
     for array in (GREY["x_train"], GREY["y_train"]):
         assert sources.idx_sum(array, "md5") == hashlib.md5(idx_bytes(array)).hexdigest()
         assert sources.idx_sum(array, "sha256") == hashlib.sha256(idx_bytes(array)).hexdigest()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"x": [[0.5] * 783] * 3}, "instead of"),
-        ({"x": [[1.5] * 784] * 3}, r"outside \[0, 1\]"),
-        ({"y": [0.5, 1, 2]}, "instead of"),
-    ],
-)
-def test_bad_leaf_writers(tmp_path, change, words):
-    for part in ("train", "test"):
-        (tmp_path / "d" / part).mkdir(parents=True)
-        data = {"x": [[0.5] * 784] * 3, "y": [0, 1, 2]} | (change if part == "train" else {})
-        (tmp_path / "d" / part / "a.json").write_text(json.dumps({"user_data": {"anna": data}}))
-    with pytest.raises(DataError, match=words):
-        load_dataset("femnist", folder=tmp_path / "d")
 
 
 # --- pickles

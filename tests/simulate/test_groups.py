@@ -5,7 +5,8 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
-from fedcohort.scenario import Scenario, Shift, meant, seen
+from fedcohort.scenario import Scenario
+from fedcohort.scenario.shift import Shift, meant, seen
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import from_arrays
 from fedcohort.simulate.engine import Engine, HeldOut, Jobs

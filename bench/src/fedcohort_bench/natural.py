@@ -34,6 +34,7 @@ from fedcohort.simulate.data import files
 from fedcohort.simulate.data.dataset import Dataset, rank_within
 from fedcohort.simulate.data.places import folders
 from fedcohort.simulate.data.sources import DATASETS, Source
+from fedcohort_bench.femnist import Femnist
 
 log = logging.getLogger(__name__)
 _CHECK = "compare the data with the checksum of the version they were written for"
@@ -495,5 +496,5 @@ def _source(path: Path) -> str:
         return ""
 
 
-NATURAL = ("watch", "flights", "birdstrikes", "speeches", "stdlib", "femnist")
+NATURAL = ("watch", "flights", "birdstrikes", "speeches", "stdlib", Femnist.name)
 """Datasets whose samples have real owners."""

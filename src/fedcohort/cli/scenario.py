@@ -15,7 +15,7 @@ from fedcohort.core.files import write_file
 from fedcohort.core.terminal import err, say
 
 if TYPE_CHECKING:
-    from fedcohort.scenario import Devices
+    from fedcohort.scenario.devices import Devices
 
 scenario_app = typer.Typer(
     help="Draw when clients are on, convert traces, fit a generator to a trace.", no_args_is_help=True
@@ -81,7 +81,8 @@ def show(
 
 def _devices(config: Path) -> tuple[Devices, int]:
     """Return the devices that a file describes, and how many clients they are for."""
-    from fedcohort.scenario import Scenario, TraceDevices, read_trace
+    from fedcohort.scenario import Scenario
+    from fedcohort.scenario.traces import TraceDevices, read_trace
 
     if config.suffix in (".csv", ".parquet"):
         return TraceDevices(path=str(config), shuffle=False), len(read_trace(config).names)

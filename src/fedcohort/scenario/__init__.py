@@ -1,36 +1,16 @@
 """How the clients of a simulated federation differ: partition, label noise, latency, availability, failures."""
 
-from fedcohort.scenario.availability import (
-    AVAILABILITIES,
-    Always,
-    Availability,
-    Bernoulli,
-    ClassBiased,
-    DayNight,
-    UniformShare,
-)
-from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
-from fedcohort.scenario.devices import DEVICES, Attendance, Devices, DrawnDevices, OnlineDevices, Sessions
-from fedcohort.scenario.dirichlet import (
-    ClassHeterogeneity,
-    ClientHeterogeneity,
-    DirichletLabels,
-    DirichletQp,
-    MixedHeterogeneity,
-    Skewness,
-)
-from fedcohort.scenario.federation import ClientSamples, Federation
+# Whoever looks up a partition or devices by name finds those of these modules.
+from fedcohort.scenario import classwise, dirichlet, predefined, traces, unequal  # noqa: F401
+from fedcohort.scenario.availability import AVAILABILITIES
+from fedcohort.scenario.devices import DEVICES
+from fedcohort.scenario.federation import Federation
 from fedcohort.scenario.groups import Groups
-from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency, ShiftedExponential
-from fedcohort.scenario.noise import LabelNoise
-from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
+from fedcohort.scenario.latency import LATENCIES
+from fedcohort.scenario.partition import PARTITIONS
 from fedcohort.scenario.picture import text_picture
-from fedcohort.scenario.predefined import Custom, Natural
-from fedcohort.scenario.presets import PRESETS, Preset
-from fedcohort.scenario.scenario import RoundEvents, Scenario, preset
-from fedcohort.scenario.shift import VIEWS, Shift, meant, seen
-from fedcohort.scenario.traces import Trace, TraceDevices, fit, read_fedscale, read_flash, read_trace, write_trace
-from fedcohort.scenario.unequal import Quantity, RareHolders
+from fedcohort.scenario.presets import PRESETS
+from fedcohort.scenario.scenario import Scenario, preset
 
 __all__ = [
     "AVAILABILITIES",
@@ -38,56 +18,9 @@ __all__ = [
     "LATENCIES",
     "PARTITIONS",
     "PRESETS",
-    "VIEWS",
-    "Always",
-    "Assignment",
-    "Attendance",
-    "Availability",
-    "Bernoulli",
-    "ClassBiased",
-    "ClassHeterogeneity",
-    "ClassesPerClient",
-    "ClientHeterogeneity",
-    "ClientSamples",
-    "Custom",
-    "DayNight",
-    "Devices",
-    "DirichletLabels",
-    "DirichletQp",
-    "DominantClass",
-    "DrawnDevices",
     "Federation",
     "Groups",
-    "Iid",
-    "Imbalanced",
-    "LabelNoise",
-    "Latency",
-    "MixedHeterogeneity",
-    "Natural",
-    "NoLatency",
-    "OnlineDevices",
-    "Partition",
-    "Pool",
-    "Preset",
-    "Quantity",
-    "RareHolders",
-    "RoundEvents",
     "Scenario",
-    "Sessions",
-    "Shards",
-    "Shift",
-    "ShiftedExponential",
-    "Skewness",
-    "Trace",
-    "TraceDevices",
-    "UniformShare",
-    "fit",
-    "meant",
     "preset",
-    "read_fedscale",
-    "read_flash",
-    "read_trace",
-    "seen",
     "text_picture",
-    "write_trace",
 ]

@@ -62,7 +62,7 @@ class Scenario(Parameterized):
 
     Examples
     --------
-    >>> from fedcohort.scenario import Shards
+    >>> from fedcohort.scenario.classwise import Shards
     >>> scenario = Scenario(partition=Shards(clients=4, per_client=1))
     >>> federation = scenario.build(np.repeat([0, 1], 6), classes=2, seed=0)
     >>> federation.label_counts().max(axis=1)

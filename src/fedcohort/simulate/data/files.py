@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import math
 import pickle
 import struct
@@ -187,33 +186,3 @@ def _parse_batch(path: Path, file: IO[bytes]) -> tuple[AnyArray, AnyArray]:
             path, f"data must be (n, 3072) uint8 with n labels, but it is {data.shape} {data.dtype}, {labels.shape}"
         )
     return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
-
-
-def read_leaf(paths: Sequence[Path]) -> dict[str, tuple[AnyArray, AnyArray]]:
-    """Return images (n, 28, 28) uint8 and labels (n,) of every writer in LEAF's json files for FEMNIST.
-
-    LEAF writes a pixel as its grey value divided by 255. Each writer is in one file.
-    """
-    users: dict[str, tuple[AnyArray, AnyArray]] = {}
-    for path in paths:
-        with file_errors(path, "LEAF's json"):
-            with open(path, encoding="utf-8") as file:
-                table = json.load(file)
-            if not isinstance(table, dict) or not isinstance(table.get("user_data"), dict):
-                raise content_error(path, "it has no table 'user_data'")
-            for user, samples in table["user_data"].items():
-                if user in users:
-                    raise content_error(path, f"writer {user!r} is also in another file")
-                users[user] = _leaf_samples(path, user, samples)
-    return users
-
-
-def _leaf_samples(path: Path, user: str, samples: Any) -> tuple[AnyArray, AnyArray]:
-    """Return one writer's images (n, 28, 28) and labels (n,)."""
-    x = np.asarray(samples["x"], dtype=np.float32)
-    y = np.asarray(samples["y"])
-    if x.shape != (len(y), 784) or y.dtype.kind not in "iu":
-        raise content_error(path, f"writer {user!r} has samples {x.shape}, {y.shape} instead of (n, 784), (n,)")
-    if not (np.isfinite(x).all() and x.min(initial=0) >= 0 and x.max(initial=0) <= 1):
-        raise content_error(path, f"writer {user!r} has pixels outside [0, 1]")
-    return np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y

@@ -9,7 +9,7 @@ import numpy as np
 from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, IntArray
 from fedcohort.core.errors import InputError
-from fedcohort.scenario import Custom
+from fedcohort.scenario.predefined import Custom
 from fedcohort.simulate.data.dataset import Dataset, from_arrays
 
 

@@ -63,7 +63,7 @@ def load_dataset(
     Parameters
     ----------
     name : str
-        A registered name such as "digits", "synthetic", "mnist", "fashion-mnist", "cifar10" or "femnist"; "file" for
+        A registered name such as "digits", "synthetic", "mnist", "fashion-mnist" or "cifar10"; "file" for
         your own data; "flwr" for flwr_datasets; or ``file.py:Class`` for your own :class:`Source`.
     folder : path, optional
         Where you keep datasets.
@@ -152,7 +152,7 @@ class Synthetic(Source):
         return x.reshape(n, *self.shape), y
 
 
-class _FileSource(Source):
+class FileSource(Source):
     """A dataset in files of one of several formats, in one of several folders."""
 
     system: ClassVar[str | None] = None  # the folder in which a system package installs it
@@ -205,11 +205,12 @@ def _complete(folder: Path, names: list[str]) -> list[Path] | None:
     return paths
 
 
-def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
+def first_file(folder: Path, names: tuple[str, ...]) -> Path | None:
+    """Return the first of these files that a folder has."""
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _assemble(
+def assemble(
     name: str,
     where: Path,
     arrays: Mapping[str, AnyArray],
@@ -288,7 +289,7 @@ _IDX = {
 
 def _read_idx_files(folder: Path) -> dict[str, AnyArray] | None:
     """Return the four arrays of an MNIST-like folder; None if it has none of the files."""
-    paths = {key: _first(folder, (*names, *(f"{n}.gz" for n in names))) for key, names in _IDX.items()}
+    paths = {key: first_file(folder, (*names, *(f"{n}.gz" for n in names))) for key, names in _IDX.items()}
     if not any(paths.values()):
         return None
     arrays = {}
@@ -301,7 +302,7 @@ def _read_idx_files(folder: Path) -> dict[str, AnyArray] | None:
     return arrays
 
 
-class _MnistLike(_FileSource):
+class _MnistLike(FileSource):
     """28 x 28 grey images in idx files or one NumPy archive."""
 
     archives: ClassVar[tuple[str, ...]]
@@ -316,14 +317,14 @@ class _MnistLike(_FileSource):
 
     def read(self, folder: Path) -> Dataset | None:
         """Read the archive or the idx files."""
-        where = _first(folder, self.archives)
+        where = first_file(folder, self.archives)
         if where is not None:
             arrays: dict[str, AnyArray] | None = files.read_npz(where, _PARTS)
         else:
             where, arrays = folder, _read_idx_files(folder)
         if arrays is None:
             return None
-        data = _assemble(self.name, where, arrays, class_names=self.labels, shape=(28, 28))
+        data = assemble(self.name, where, arrays, class_names=self.labels, shape=(28, 28))
         if self.check:
             sums = dict(zip(_PARTS, self.sums, strict=True))
             _verify(where, arrays, official=60_000, sums=sums, digest=partial(idx_sum, kind=self.kind))
@@ -409,7 +410,7 @@ _CIFAR_DELTA = ["cifar10_train_1.npz", "cifar10_train_2.npz", "cifar10_test.npz"
 
 @DATASETS.register("cifar10")
 @dataclass(frozen=True, kw_only=True)
-class Cifar10(_FileSource):
+class Cifar10(FileSource):
     """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32 pixels (Krizhevsky 2009)."""
 
     check: bool = param(True, Boolean(), _CHECK)
@@ -448,17 +449,17 @@ class Cifar10(_FileSource):
     def read(self, folder: Path) -> Dataset | None:
         """Read the first format that the folder has."""
         where: Path | None
-        if (where := _first(folder, ("cifar10.npz",))) is not None:
+        if (where := first_file(folder, ("cifar10.npz",))) is not None:
             arrays = files.read_npz(where, _PARTS)
         elif (delta := _complete(folder, _CIFAR_DELTA)) is not None:
             where, arrays = folder, self._read_delta(delta)
         elif (batches := _complete(folder, _CIFAR_BATCHES)) is not None:
             where, arrays = folder, self._read_batches([(path, None) for path in batches])
-        elif (where := _first(folder, ("cifar-10-python.tar.gz",))) is not None:
+        elif (where := first_file(folder, ("cifar-10-python.tar.gz",))) is not None:
             arrays = self._read_batches([(where, f"cifar-10-batches-py/{name}") for name in _CIFAR_BATCHES])
         else:
             return None
-        data = _assemble(self.name, where, arrays, class_names=self.labels, shape=(32, 32, 3))
+        data = assemble(self.name, where, arrays, class_names=self.labels, shape=(32, 32, 3))
         if self.check:
             _verify(where, arrays, official=50_000, sums=self.sums, digest=_sha256)
         return data
@@ -491,74 +492,3 @@ class Cifar10(_FileSource):
             "x_test": np.ascontiguousarray(test[0]),
             "y_test": test[1],
         }
-
-
-@DATASETS.register("femnist")
-@dataclass(frozen=True, kw_only=True)
-class Femnist(_FileSource):
-    """FEMNIST of LEAF: handwritten digits and letters of 28 x 28 pixels with their writers (Caldas et al. 2018).
-
-    As in LEAF, the background is white (255) and ink is dark. Writers without test samples keep their training samples.
-    """
-
-    digits: bool = param(False, Boolean(), "only the digits: ten classes, about equally frequent for each writer")
-
-    labels: ClassVar[tuple[str, ...]] = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-    subfolders = ("femnist", "femnist/data", "leaf/data/femnist/data")
-    advice = (
-        "make it with LEAF (github.com/TalwalkarLab/leaf, data/femnist/preprocess.sh -s niid -t sample) and put its "
-        "folders train and test into one of these"
-    )
-
-    def expected_files(self) -> str:
-        """Name the files."""
-        return "femnist.npz, or LEAF's train/*.json and test/*.json"
-
-    def read(self, folder: Path) -> Dataset | None:
-        """Read the archive or LEAF's files."""
-        where = _first(folder, ("femnist.npz",))
-        if where is not None:
-            return self._read_npz(where)
-        train, test = (sorted((folder / part).glob("*.json")) for part in ("train", "test"))
-        if not train:
-            return None
-        if not test:
-            raise DataError(f"The folder {folder} has LEAF's train/*.json but no test/*.json.", hint="complete it")
-        return self._read_leaf(folder, train, test)
-
-    def _read_npz(self, where: Path) -> Dataset:
-        arrays = files.read_npz(where, [*_PARTS, "w_train", "w_test", "writers"])
-        names = tuple(n.decode() if isinstance(n, bytes) else str(n) for n in arrays["writers"].tolist())
-        owners = []
-        for part in ("train", "test"):
-            w = arrays[f"w_{part}"]
-            if w.shape != arrays[f"y_{part}"].shape or w.dtype.kind not in "iu" or int(w.max(initial=0)) >= len(names):
-                raise files.content_error(
-                    where, f"w_{part} must name one of {len(names)} writers per sample, but it is {w.shape}"
-                )
-            owners.append(w.astype(np.int64))
-        return self._dataset(where, arrays, owners, names)
-
-    def _read_leaf(self, where: Path, train: list[Path], test: list[Path]) -> Dataset:
-        parts = {"train": files.read_leaf(train), "test": files.read_leaf(test)}
-        names = tuple(sorted(set(parts["train"]) | set(parts["test"])))
-        number = {name: i for i, name in enumerate(names)}
-        arrays: dict[str, AnyArray] = {}
-        owners = []
-        for part, users in parts.items():
-            arrays[f"x_{part}"] = np.concatenate([x for x, _ in users.values()] or [np.empty((0, 28, 28), np.uint8)])
-            arrays[f"y_{part}"] = np.concatenate([y for _, y in users.values()] or [np.empty(0, np.int64)])
-            owners.append(np.repeat([number[u] for u in users], [len(y) for _, y in users.values()]).astype(np.int64))
-        return self._dataset(where, arrays, owners, names)
-
-    def _dataset(
-        self, where: Path, arrays: Mapping[str, AnyArray], owners: list[IntArray], names: tuple[str, ...]
-    ) -> Dataset:
-        labels = self.labels
-        if self.digits:
-            labels = labels[:10]
-            digits = [arrays[f"y_{part}"] < len(labels) for part in ("train", "test")]
-            owners = [owner[mask] for owner, mask in zip(owners, digits, strict=True)]
-            arrays = {key: arrays[key][digits["test" in key]] for key in _PARTS}
-        writers = (owners[0], owners[1], names)
-        return _assemble(self.name, where, arrays, class_names=labels, shape=(28, 28), writers=writers)

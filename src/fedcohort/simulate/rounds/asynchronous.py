@@ -25,7 +25,8 @@ from fedcohort.core.errors import InputError, SelectorError
 from fedcohort.core.protocol import Answer, Cohort, Query, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flow import Flow, FlowPolicy, batch_seed
-from fedcohort.scenario import Always, OnlineDevices
+from fedcohort.scenario.availability import Always
+from fedcohort.scenario.devices import OnlineDevices
 from fedcohort.session.validation import check_one_at_a_time
 from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.engine import Jobs, TrainingResult

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
-from fedcohort.scenario import Federation, Groups, meant, seen
-from fedcohort.scenario.shift import PLAIN, RELABEL
+from fedcohort.scenario import Federation, Groups
+from fedcohort.scenario.shift import PLAIN, RELABEL, meant, seen
 from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.engine import ClientData, HeldOut
 from fedcohort.simulate.metrics import worst_tenth

@@ -31,7 +31,10 @@ from fedcohort.core.text import short_repr
 from fedcohort.hosts.pace import Pace
 from fedcohort.hosts.round import Policy
 from fedcohort.journal import Savepoint
-from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency, OnlineDevices
+from fedcohort.scenario import Federation
+from fedcohort.scenario.availability import Always, ClassBiased
+from fedcohort.scenario.devices import OnlineDevices
+from fedcohort.scenario.latency import NoLatency
 from fedcohort.scenario.scenario import RoundEvents
 from fedcohort.scenario.shift import RELABEL
 from fedcohort.session.rules import Rules
