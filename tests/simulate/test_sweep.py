@@ -61,14 +61,14 @@ def test_malformed_sweeps_are_refused(item):
 @pytest.mark.parametrize(
     ("sweep", "message"),
     [
-        ({"ours": {"warmpu": [5]}}, r"fedcor has no parameter 'warmpu'.*did you mean 'warmup'"),
-        ({"uniform": {"warmup": [5]}}, r"uniform has no parameter 'warmup'"),
+        ({"ours": {"warmpu": [5]}}, r"ours warmpu=5.*no parameter 'warmpu'.*did you mean 'warmup'"),
+        ({"uniform": {"warmup": [5]}}, r"no parameter 'warmup'"),
         ({"our": {"warmup": [5]}}, r"'our'.*Known: .*did you mean 'ours'"),
         ({"ours": {"warmup": [5, -1]}}, r"ours warmup=-1.*'warmup' parameter.*Got -1"),
         ({"ours": {"warmup": ["many"]}}, r"'warmup' parameter.*Got 'many'"),
         ({"ours": {"warmup": []}}, r"must be a list of values. Got \[\]"),
         ({"ours": {"warmup": 5}}, r"must be a list of values. Got 5"),
-        ({"ours": {"warmup": [5, 5]}}, r"has the value 5 twice"),
+        ({"ours": {"warmup": [5, 5]}}, r"both be labelled 'ours warmup=5'"),
         ({"ours": [5]}, r"must name parameters"),
         ([5], r"\[sweep\] must hold lists"),
     ],

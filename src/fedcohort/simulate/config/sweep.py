@@ -11,14 +11,11 @@ parameters of a selector are swept, all combinations are tried. The rest of the 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedcohort.core.params import parameters
-from fedcohort.core.protocol import SELECTORS
 from fedcohort.core.registry import suggest
 from fedcohort.simulate.config.toml import ConfigError, parse_toml, parse_value
 
@@ -39,15 +36,12 @@ def parse_sweeps(items: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
             )
         if parameter in sweep.get(label, {}):
             raise ConfigError(f"The sweep over {label}.{parameter} is given twice.")
-        sweep.setdefault(label, {})[parameter] = _values(text)
+        try:
+            values = list(parse_toml(f"values = [{text}]")["values"])
+        except tomllib.TOMLDecodeError:
+            values = [parse_value(part.strip()) for part in text.split(",")]
+        sweep.setdefault(label, {})[parameter] = values
     return sweep
-
-
-def _values(text: str) -> list[Any]:
-    try:
-        return list(parse_toml(f"values = [{text}]")["values"])
-    except tomllib.TOMLDecodeError:
-        return [parse_value(part.strip()) for part in text.split(",")]
 
 
 def expand_sweep(selectors: Mapping[str, Any], sweep: Any) -> dict[str, Any]:
@@ -59,62 +53,31 @@ def expand_sweep(selectors: Mapping[str, Any], sweep: Any) -> dict[str, Any]:
     if not isinstance(sweep, Mapping):
         raise ConfigError(f"[sweep] must hold lists of values, selector.parameter = [...]. Got {sweep!r}.")
     for label, grid in sweep.items():
-        _check(label, grid, selectors)
+        if label not in selectors:
+            raise ConfigError(
+                f"The sweep names {label!r}, which is not the label of a selector. Known: {', '.join(selectors)}.",
+                hint=suggest(label, selectors) or "add it to the selectors",
+            )
+        if not isinstance(grid, Mapping) or not grid:
+            raise ConfigError(
+                f"The sweep over {label!r} must name parameters, {label}.parameter = [...]. Got {grid!r}."
+            )
+        for parameter, values in grid.items():
+            if not isinstance(values, list) or not values:
+                raise ConfigError(f"The sweep over {label}.{parameter} must be a list of values. Got {values!r}.")
     result: dict[str, Any] = {}
     for label, raw in selectors.items():
-        for name, entry in _variants(label, raw, sweep[label]) if label in sweep else [(label, raw)]:
+        grid = sweep.get(label, {})
+        for values in itertools.product(*grid.values()):  # once, with no values, for a selector that is not swept
+            swept = dict(zip(grid, values, strict=True))
+            name = " ".join([label, *(f"{key}={_value_text(value)}" for key, value in swept.items())])
             if name in result:
-                raise ConfigError(f"Two selectors would both be labelled {name!r}.", hint="relabel one of them")
-            result[name] = entry
+                raise ConfigError(
+                    f"Two selectors would both be labelled {name!r}.", hint="relabel one, or give each value once"
+                )
+            base = {"name": raw} if isinstance(raw, str) else raw
+            result[name] = {"name": label, **base, **swept} if swept and isinstance(base, Mapping) else raw
     return result
-
-
-def _check(label: str, grid: Any, selectors: Mapping[str, Any]) -> None:
-    if label not in selectors:
-        raise ConfigError(
-            f"The sweep names {label!r}, which is not the label of a selector. Known: {', '.join(selectors)}.",
-            hint=suggest(label, selectors) or "add it to the selectors",
-        )
-    if not isinstance(grid, Mapping) or not grid:
-        raise ConfigError(f"The sweep over {label!r} must name parameters, {label}.parameter = [...]. Got {grid!r}.")
-    name = _name(label, selectors[label])
-    kind: Any = SELECTORS.get(name)
-    known = [info.name for info in parameters(kind)]
-    for parameter, values in grid.items():
-        if parameter not in known:
-            raise ConfigError(
-                f"The sweep names {label}.{parameter}, but {name} has no parameter {parameter!r}. "
-                f"Known: {', '.join(known) or 'none'}.",
-                hint=suggest(parameter, known),
-            )
-        _check_values(f"{label}.{parameter}", values)
-
-
-def _check_values(swept: str, values: Any) -> None:
-    if not isinstance(values, list) or not values:
-        raise ConfigError(f"The sweep over {swept} must be a list of values. Got {values!r}.")
-    seen: set[str] = set()
-    for text in map(_value_text, values):  # as text, because labels are made from it
-        if text in seen:
-            raise ConfigError(f"The sweep over {swept} has the value {text} twice.")
-        seen.add(text)
-
-
-def _name(label: str, raw: Any) -> str:
-    if isinstance(raw, str):
-        return raw
-    name = raw.get("name", label) if isinstance(raw, Mapping) else label
-    if not isinstance(name, str):
-        raise ConfigError(f"In [selectors.{label}]: the name must be a string. Got {name!r}.")
-    return name
-
-
-def _variants(label: str, raw: Any, grid: Mapping[str, list[Any]]) -> Iterable[tuple[str, dict[str, Any]]]:
-    base = {"name": raw} if isinstance(raw, str) else {"name": label, **raw}
-    for values in itertools.product(*grid.values()):
-        swept = dict(zip(grid, values, strict=True))
-        title = " ".join([label, *(f"{key}={_value_text(value)}" for key, value in swept.items())])
-        yield title, {**copy.deepcopy(base), **swept}
 
 
 def _value_text(value: Any) -> str:

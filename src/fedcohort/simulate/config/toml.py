@@ -37,7 +37,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise tomllib.TOMLDecodeError(str(error)) from error
     level: list[Any] = [table]
     for _ in range(MAX_DEPTH):
-        level = [item for value in level for item in _items(value)]
+        inner = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
         if not level:
             return table
     raise tomllib.TOMLDecodeError(_TOO_DEEP)
@@ -53,10 +54,6 @@ def parse_value(text: str) -> Any:
         return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _items(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def read_table(path: str | Path) -> dict[str, Any]:
@@ -79,33 +76,21 @@ def read_table(path: str | Path) -> dict[str, Any]:
 def _resolve_paths(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a configuration whose ``file.py:Class`` references and data files can be found from any folder."""
     # Nothing has been checked yet. Values of the wrong type are skipped here; the experiment refuses them later.
-    selectors = table.get("selectors")
-    if isinstance(selectors, dict):
-        _resolve_selectors(selectors, folder)
-    settings = table.get("settings", [])
-    for part in [table, *(settings if isinstance(settings, list) else ())]:
-        if isinstance(part, dict):
-            _resolve_sections(part, folder)
-    return table
-
-
-def _resolve_selectors(selectors: dict[str, Any], folder: Path) -> None:
+    found, settings = table.get("selectors"), table.get("settings")
+    selectors = found if isinstance(found, dict) else {}
     for label, entry in list(selectors.items()):
         name = entry.get("name", label) if isinstance(entry, dict) else entry
         if (absolute := _resolve(name, folder)) != name:
             selectors[label] = {**(entry if isinstance(entry, dict) else {}), "name": absolute}
-
-
-def _resolve_sections(part: dict[str, Any], folder: Path) -> None:
-    for section in ("data", "model", "task"):
-        entry = part.get(section)
-        if isinstance(entry, str):
-            part[section] = _resolve(entry, folder)
-        elif isinstance(entry, dict):
-            part[section] = {
-                key: _resolve(value, folder) if key in ("name", "path", "test", "loss", "metric") else value
-                for key, value in entry.items()
-            }
+    for part in [table, *(settings if isinstance(settings, list) else ())]:
+        for section in {"data", "model", "task"} & set(part if isinstance(part, dict) else ()):
+            entry = part[section]
+            keys = ("name", "path", "test", "loss", "metric")
+            if isinstance(entry, dict):
+                entry |= {key: _resolve(entry[key], folder) for key in keys if key in entry}
+            else:
+                part[section] = _resolve(entry, folder)
+    return table
 
 
 def _resolve(name: Any, folder: Path) -> Any:
@@ -194,27 +179,23 @@ def merge_tables(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str
     >>> merge_tables({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}})
     {'a': {'name': 'y'}}
     """
-    return {**base, **{key: merge_value(key, base.get(key), value) for key, value in change.items()}}
-
-
-def merge_value(key: str, old: Any, change: Any) -> Any:
-    """Return the value of one key after a change, as in :func:`merge_tables`."""
-    kept = _kept_table(key, old, change) if isinstance(change, Mapping) else None
-    return change if kept is None else merge_tables(kept, change)
-
-
-def _kept_table(key: str, old: Any, change: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the part of an old table that a change keeps; None if the change replaces all of it."""
-    if isinstance(old, str) and "name" not in change and "preset" not in change:
-        old = {"preset" if key == "scenario" else "name": old}
-    if not isinstance(old, Mapping):
-        return None
-    # Parameters belong to the name or preset they were written for; another one starts from its own defaults.
-    if any(tag in change and change[tag] != old.get(tag) for tag in ("name", "preset")):
-        return None
-    if key == "local" and any(length in change for length in LENGTHS):
-        return {name: item for name, item in old.items() if name not in LENGTHS}
-    return old
+    merged = dict(base)
+    for key, value in change.items():
+        old = base.get(key)
+        if isinstance(old, str):
+            old = {"preset" if key == "scenario" else "name": old}
+        # Parameters belong to the name or preset they were written for; another one starts from its own defaults.
+        if (
+            isinstance(value, Mapping)
+            and isinstance(old, Mapping)
+            and all(value.get(tag, old.get(tag)) == old.get(tag) for tag in ("name", "preset"))
+        ):
+            # Of the lengths of local training, only one may be set.
+            lengths = LENGTHS if key == "local" and any(length in value for length in LENGTHS) else ()
+            merged[key] = merge_tables({name: item for name, item in old.items() if name not in lengths}, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
@@ -235,8 +216,11 @@ def to_toml(table: Mapping[str, Any]) -> str:
 
 
 def _write_table(lines: list[str], path: tuple[str, ...], table: Mapping[str, Any], many: bool = False) -> None:
+    def is_list_of_tables(value: Any) -> bool:
+        return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
     # In TOML a key belongs to the header above it, so plain values must come before inner tables.
-    inner = {key: value for key, value in table.items() if isinstance(value, Mapping) or _is_list_of_tables(value)}
+    inner = {key: value for key, value in table.items() if isinstance(value, Mapping) or is_list_of_tables(value)}
     simple = {key: value for key, value in table.items() if key not in inner}
     if path and (simple or many or not table):
         name = ".".join(_key(part) for part in path)
@@ -246,10 +230,6 @@ def _write_table(lines: list[str], path: tuple[str, ...], table: Mapping[str, An
         many = not isinstance(value, Mapping)
         for item in value if many else [value]:
             _write_table(lines, (*path, key), item, many)
-
-
-def _is_list_of_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
 def _key(key: str) -> str:
