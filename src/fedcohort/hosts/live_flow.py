@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray
-from fedcohort.core.errors import InputError, ParameterError
+from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flow import BufferedAnswer, Flow, FlowPolicy
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.live import LOOK_EVERY, Aggregation, Messenger, Player
 from fedcohort.hosts.round import Policy, Reply, RoundError, Shortage
+from fedcohort.hosts.silence import Silence
+from fedcohort.journal.events import TIMES
 from fedcohort.session.session import Session
 
 
@@ -103,15 +105,10 @@ class _FlowPlayer(Player):
         leases: Leases | None,
     ) -> None:
         super().__init__(host, session, policy, models, leases)
-        if policy.deadline == "auto":
-            raise ParameterError(
-                "A deadline of 'auto' closes rounds, which a flow does not have.",
-                hint="pass the number of seconds that one client has",
-            )
-        self.deadline = policy.deadline
         self.host = host
         self.flow = Flow(session, flow_policy, host.now())
-        self.deadlines: dict[int, float] = {}  # by ticket
+        self.silence = Silence.of(session, policy.deadline)
+        self.begun: dict[int, float] = {}  # by ticket, of clients that have not answered
         self.idle_since: float | None = None  # since when nobody is at work or can be asked
         self.failed_attempts = 0
 
@@ -150,7 +147,7 @@ class _FlowPlayer(Player):
     def _next_look(self) -> float:
         """Return the time until which there is nothing to do unless a client answers."""
         now = self.host.now()
-        moments = [min(self.deadlines.values(), default=math.inf)]
+        moments = [min(map(self._ends, self.flow.at_work), default=math.inf)]
         if not self.flow.lacks_clients:
             moments.append(self.flow.due_at)
         if self.flow.free:
@@ -165,6 +162,10 @@ class _FlowPlayer(Player):
             online, free = self._online_and_free()
             failed = free & flow.passed_over
             available = free & ~failed
+            resting = available & self.silence.resting(host.now(), len(free))
+            # Whoever is left alone is asked all the same if nobody else is at work or can be asked.
+            alone = bool(resting.any()) and not flow.at_work and bool((available == resting).all())
+            available = self.silence.first_of(resting) if alone else available & ~resting
             query = flow.open(available)
             count, wait_for = int(online.sum()), self.policy.wait_for
             if flow.excluded or not available.any() or count < wait_for:
@@ -207,10 +208,9 @@ class _FlowPlayer(Player):
         host.on_waiting(shortage, now - self.idle_since)
 
     def _send(self, cohort: Cohort) -> None:
-        begun = self.host.now()
+        self.begun[cohort.ticket] = self.host.now()
+        self.silence.ask(int(cohort.clients[0]))
         unsent = self.host.send(cohort)
-        if self.deadline is not None:
-            self.deadlines[cohort.ticket] = begun + self.deadline
         for reason in unsent.values():
             self._fail(cohort, Status.MISSING, reason)
             self._release(cohort)
@@ -221,9 +221,11 @@ class _FlowPlayer(Player):
         at_work = (cohort for cohort in self.flow.at_work if cohort.ticket == reply.ticket)
         cohort = next(at_work, None)
         if cohort is None or reply.client not in cohort.names:
-            self._take_late([reply])
+            for late, row in self._take_late([reply]):
+                self._answered(row.ticket, int(row.clients[0]), late.status, late.seconds)
             return
         self._release(cohort)
+        self._answered(cohort.ticket, int(cohort.clients[0]), reply.status, reply.seconds)
         if reply.status is not Status.OK:
             self._fail(cohort, reply.status, reply.reason)
             return
@@ -235,11 +237,18 @@ class _FlowPlayer(Player):
         except InputError as error:  # something that only the session can check, such as a vector's width
             self._fail(cohort, Status.INVALID, str(error))
             return
-        self.deadlines.pop(cohort.ticket, None)
+
+    def _answered(self, ticket: int, client: int, status: Status, seconds: float) -> None:
+        """Note that a client is not silent, and how long it took if automatic deadlines depend on it."""
+        if ticket in self.begun:  # it was sent by this process, whose clock is the same for every host
+            seconds = self.host.now() - self.begun.pop(ticket)
+        timed = status is Status.OK
+        self.silence.answered(client, seconds if timed else None)
+        if timed and self.policy.deadline == "auto":
+            self.session.note(TIMES, {"ticket": ticket, "places": [0], "seconds": [seconds], "failed": []})
 
     def _fail(self, cohort: Cohort, status: Status, reason: str) -> None:
         """Free the place of a client without a valid answer."""
-        self.deadlines.pop(cohort.ticket, None)
         self._note_failures(cohort.round, cohort.ticket, dict.fromkeys(cohort.names, reason))
         self.flow.receive(cohort.ticket, status, state=self.host.state())
         self.host.on_failed(cohort, reason)
@@ -248,8 +257,15 @@ class _FlowPlayer(Player):
         """Free the places of clients that have missed their deadline."""
         now = self.host.now()
         for cohort in self.flow.at_work:
-            if self.deadlines.get(cohort.ticket, math.inf) <= now:
-                self._fail(cohort, Status.MISSING, f"no answer within {self.deadline:g} s")
+            if self._ends(cohort) <= now:
+                lasted = now - self.begun[cohort.ticket]
+                rest = self.silence.add(int(cohort.clients[0]), now, lasted)
+                self._fail(cohort, Status.MISSING, f"no answer within {lasted:g} s; it is left alone for {rest:g} s")
+
+    def _ends(self, cohort: Cohort) -> float:
+        """Return when a client at work has missed its deadline, given what is known about all of them by now."""
+        deadline = self.silence.deadline_for(int(cohort.clients[0]))
+        return math.inf if deadline is None else self.begun[cohort.ticket] + deadline
 
     def _release(self, cohort: Cohort) -> None:
         if self.leases is not None:

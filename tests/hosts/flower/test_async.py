@@ -638,7 +638,6 @@ def test_rules_names_and_leases_hold(tmp_path: Path) -> None:
         (("uniform",), {"aggregator": "scaffold"}, "must be 'fedbuff', 'fedasync' or 'fedavg-stale'"),
         (("uniform",), {"aggregator": "fedavg"}, "discounts stale models. Got 'fedavg'"),
         (("uniform",), {"busy": 0}, "FlowPolicy must be"),
-        (("uniform",), {"deadline": "auto"}, "'auto' closes rounds"),
         (("uniform", FedXgbBagging()), {}, "adds trees"),
         (("uniform", DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, 2)), {}, "adds noise"),
     ],

@@ -61,7 +61,8 @@ class AsyncCohortStrategy(CohortStrategy):
         weighted sum with ``discounts_staleness = True``. What its weights lack to 1 is the share of the old model.
     **settings
         As in :class:`CohortStrategy`, except ``cohort_size``, ``spares``, ``late``, ``min_replies`` and ``filter``,
-        which only make sense for rounds. ``deadline`` is the time one client has before another takes its place.
+        which only make sense for rounds. ``deadline`` is the time one client has before another takes its place;
+        with ``"auto"`` it follows, for each client, from how long it and others have taken.
     """
 
     asynchronous = True
@@ -81,11 +82,6 @@ class AsyncCohortStrategy(CohortStrategy):
         for name, hint in _OF_ROUNDS.items():
             if name in settings:
                 raise ParameterError(f"The {name!r} parameter is about rounds, and there are none.", hint=hint)
-        if settings.get("deadline") == "auto":
-            raise ParameterError(
-                "The 'deadline' parameter of AsyncCohortStrategy must be a number of seconds: 'auto' closes rounds.",
-                hint="pass deadline=SECONDS, how long one client has",
-            )
         self.flow = FlowPolicy(busy, buffer, period, max_answers)
         created = create_part("aggregator", aggregator, Aggregator, AGGREGATORS)
         if not isinstance(created, WeightedSum) or not created.discounts_staleness:
