@@ -53,6 +53,8 @@ SWEEPS = [
 SOUND = {
     "run": ["no-such.toml"],
     "compare": ["no-such.toml"],
+    "twin": ["no-such.sqlite"],
+    "advise": ["no-such.sqlite"],
     "extend": ["x"],
     "report": ["no-such"],
     "explain": [JOURNAL],

@@ -36,7 +36,7 @@ def build(partition, labels, seed=0, **more):
 
 
 def test_registry_is_complete():
-    assert set(PARTITIONS.names()) == {*WITHOUT_REPLACEMENT, "skewness", "custom", "quantity", "rare-holders"}
+    assert set(PARTITIONS.names()) == {*WITHOUT_REPLACEMENT, "skewness", "custom", "quantity", "rare-holders", "listed"}
 
 
 def small(name, clients=20):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcohort.cli.advice import advise, twin
 from fedcohort.cli.analytics import analytics
 from fedcohort.cli.audit import audit
 from fedcohort.cli.check import check
@@ -91,7 +92,7 @@ _PANELS = {
     "Compare selectors": (demo, compare),
     "Experiments": (init, run, extend),
     "Results": (report, explain, dashboard),
-    "Selectors and federations": (list_, check, analytics),
+    "Selectors and federations": (list_, check, analytics, twin, advise),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:

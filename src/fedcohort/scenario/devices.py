@@ -16,8 +16,8 @@ import numpy as np
 
 from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from fedcohort.core.errors import ParameterError
-from fedcohort.core.params import Constraint, Interval, Optional, Parameterized, param
+from fedcohort.core.errors import ParameterError, ScenarioError
+from fedcohort.core.params import Constraint, Interval, Optional, Parameterized, Sequence, param
 from fedcohort.core.protocol import Status
 from fedcohort.core.registry import Registry
 from fedcohort.scenario.counter_rng import log_normals, normals, uniforms, uniforms_each
@@ -29,7 +29,7 @@ HOUR, DAY, WEEK = 3600.0, 86400.0, 604800.0
 _AHEAD = 1024  # OnlineDevices computes at least this many changes at once
 TICK = 1e-3  # seconds; time must advance even if rounding puts a change at the current moment
 # Positions in the devices stream. Never renumber them. Those of states come from the states' names.
-_SPEED, _BANDWIDTH, _TIME_ZONE = 0, 1, 2
+_SPEED, _BANDWIDTH, _TIME_ZONE, _WORK = 0, 1, 2, 3
 _GAP, _PHASE, _LENGTH, _START, _WHETHER = range(5)  # second position, within a state
 POSITIVE = Interval(float, 0, None, "neither")
 _SPREAD = Interval(float, 0, None)
@@ -73,6 +73,9 @@ class Sessions(Parameterized):
     daily: float = param(0.0, Interval(float, 0, 1), "share of sessions that are skipped at the quietest hour (d)")
     peak: float = param(20.0, Interval(float, 0, 24, "left"), "local hour with the most sessions (p)")
     zones: int | None = param(1, Optional(Interval(int, 1, 24)), "number of time zones; None spreads them over the day")
+    own_gaps: tuple[float, ...] | None = param(
+        None, Optional(Sequence(POSITIVE, least=1)), "every client's own mean gap"
+    )
 
     def at(self, clients: IntArray, name: str, *, seed: int, time: float | FloatArray) -> Attendance:
         """Return for which clients the state holds.
@@ -113,6 +116,8 @@ class Sessions(Parameterized):
         return chance
 
     def _own_gaps(self, clients: IntArray, seed: int, state: int) -> FloatArray | float:
+        if self.own_gaps is not None:
+            return np.asarray(self.own_gaps)[clients] / self.gap
         if not self.variety:
             return 1.0
         return log_normals(self.variety, uniforms(seed, rng.DEVICES, clients, state, _GAP))
@@ -144,6 +149,17 @@ class Devices(NamedPart):
     def always_on(self) -> bool:
         """Whether no client is ever off."""
         return False
+
+    def check_clients(self, clients: int) -> None:
+        """Raise :class:`ScenarioError` if these devices are listed one by one for another number of clients."""
+
+    def spread_work(self, seconds: FloatArray, clients: IntArray, *, seed: int, ticket: int) -> FloatArray:
+        """Return how long each of ``clients`` takes for one cohort's work, given its usual ``seconds`` (k,)."""
+        return seconds
+
+    def failure_rates(self, clients: IntArray, others: float) -> FloatArray | float:
+        """Return the probability that each of ``clients`` fails at random; ``others`` unless they have their own."""
+        return others
 
     def durations(
         self, clients: IntArray, samples: FloatArray | float, transfer: FloatArray | float, *, seed: int
@@ -218,6 +234,13 @@ class DrawnDevices(Devices):
     speed_spread: float = param(0.0, _SPREAD, "standard deviation of the log of the clients' speeds")
     bandwidth: float = param(1e6, POSITIVE, "median of the bytes that clients receive or send in a second")
     bandwidth_spread: float = param(0.0, _SPREAD, "standard deviation of the log of the clients' bandwidths")
+    own_speeds: tuple[float, ...] | None = param(
+        None, Optional(Sequence(POSITIVE, least=1)), "every client's own speed"
+    )
+    own_failures: tuple[float, ...] | None = param(
+        None, Optional(Sequence(Interval(float, 0, 1), least=1)), "each client's own probability of failing"
+    )
+    jitter: float = param(0.0, _SPREAD, "standard deviation of the log of how long one client's work takes each time")
 
     @cached_property
     def _sessions(self) -> dict[str, Sessions]:
@@ -238,8 +261,29 @@ class DrawnDevices(Devices):
             begins = np.where(holds, begins, np.maximum(begins, until))  # off until all states may hold
         return Attendance(on, np.where(on, ends, begins))
 
+    def check_clients(self, clients: int) -> None:
+        """Compare the lengths of all lists with the number of clients."""
+        lists = {"own_speeds": self.own_speeds, "own_failures": self.own_failures}
+        lists |= {f"states.{name}.own_gaps": sessions.own_gaps for name, sessions in self._sessions.items()}
+        for name, values in lists.items():
+            if values is not None and len(values) != clients:
+                raise ScenarioError(f"The devices have {len(values):,} {name} for {clients:,} clients.")
+
+    def spread_work(self, seconds: FloatArray, clients: IntArray, *, seed: int, ticket: int) -> FloatArray:
+        """Multiply by log-normal factors of median 1, a new one for each cohort."""
+        if not self.jitter:
+            return seconds
+        drawn: FloatArray = seconds * np.exp(self.jitter * normals(uniforms(seed, rng.DEVICES, clients, _WORK, ticket)))
+        return drawn
+
+    def failure_rates(self, clients: IntArray, others: float) -> FloatArray | float:
+        """Return the clients' own probabilities, if they are listed."""
+        return others if self.own_failures is None else np.asarray(self.own_failures)[clients]
+
     def speeds(self, clients: IntArray, *, seed: int) -> FloatArray:
-        """Draw each client's speed by hashing its number."""
+        """Draw each client's speed by hashing its number, unless they are listed."""
+        if self.own_speeds is not None:
+            return np.asarray(self.own_speeds)[clients]
         return _log_normal(self.speed, self.speed_spread, clients, seed, _SPEED)
 
     def bandwidths(self, clients: IntArray, *, seed: int) -> FloatArray:

@@ -163,6 +163,8 @@ class Scenario(Parameterized):
         traits = dict(part.traits)
         if self.noise.level:
             traits["noise_drawn"] = drawn
+        if self.devices is not None:
+            self.devices.check_clients(len(part.offsets) - 1)
         federation = Federation(
             indices=rest.positions[places].astype(np.int32),
             offsets=part.offsets,
@@ -255,9 +257,11 @@ class Scenario(Parameterized):
         seconds = self._slow_rare_holders(
             self.devices.durations(clients, samples, transfer, seed=seed), federation, clients
         )
+        seconds = self.devices.spread_work(seconds, clients, seed=seed, ticket=ticket)
         durations, status = self.devices.work(clients, seconds, seed=seed, time=time)
-        if self.failure:
-            failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, ticket) < self.failure
+        rates = self.devices.failure_rates(clients, self.failure)
+        if np.any(rates):
+            failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, ticket) < rates
             moment = seconds * uniforms(seed, rng.FAILURE, clients, _WHEN, ticket)
             # A client may fail at random and at the end of its session; the earlier one counts.
             durations = np.where(failed, np.minimum(moment, durations), durations)

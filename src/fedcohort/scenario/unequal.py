@@ -1,7 +1,8 @@
-"""Partitions in which few clients hold most of the samples, or all samples of some classes."""
+"""Partitions in which few clients hold most of the samples, or all samples of some classes, or sizes are listed."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import ScenarioError
-from fedcohort.core.params import Interval, Optional, param
+from fedcohort.core.params import Interval, Optional, Sequence, param
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool, deal, dirichlet, nearest
 
 _CLIENTS = Interval(int, 1, None)
@@ -38,6 +39,46 @@ class Quantity(Partition):
         sizes = rng.permutation(np.rint(self.smallest * 10.0**exponent).astype(np.int64))
         counts = _draw(sizes, _mixes(pool, np.ones(pool.classes, bool), self.clients, self.alpha, rng), rng)
         return _deal(self.name, pool, counts, rng)
+
+
+@PARTITIONS.register("listed")
+@dataclass(frozen=True, kw_only=True)
+class Listed(Partition):
+    """Clients of listed sizes. Their classes are listed as shares, or drawn from a Dirichlet distribution.
+
+    >>> listed = Listed(sizes=(3, 5), mixes=((1.0, 0.0), (0.0, 1.0)))
+    >>> listed.assign(Pool.of([0, 1] * 9), np.random.default_rng(0)).offsets
+    array([0, 3, 8])
+    """
+
+    sizes: tuple[int, ...] = param(
+        dataclasses.MISSING, Sequence(Interval(int, 1, None), least=1), "every client's number of samples"
+    )
+    alpha: float | None = param(0.3, _ALPHA, "Dirichlet concentration of each client's classes; None: as in the pool")
+    mixes: tuple[tuple[float, ...], ...] | None = param(
+        None, Optional(Sequence(Sequence(Interval(float, 0, None)))), "every client's shares of the classes"
+    )
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return len(self.sizes)
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """Draw samples; if a class has too few, with replacement."""
+        if self.mixes is None:
+            mixes = _mixes(pool, np.ones(pool.classes, bool), self.clients, self.alpha, rng)
+        else:
+            rows = {len(row) for row in self.mixes}
+            if len(self.mixes) != self.clients or rows != {pool.classes}:
+                raise ScenarioError(
+                    f"The partition 'listed' needs shares of {pool.classes} classes for each of {self.clients:,} "
+                    f"clients. Got {len(self.mixes):,} rows of {', '.join(map(str, sorted(rows)))}."
+                )
+            mixes = np.asarray(self.mixes, np.float64) * (pool.counts > 0)
+            if not (mixes.sum(axis=1) > 0).all():
+                raise ScenarioError("In the partition 'listed', every client needs a share of a class with samples.")
+        return _deal(self.name, pool, _draw(np.asarray(self.sizes), mixes, rng), rng)
 
 
 @PARTITIONS.register("rare-holders")

@@ -1,0 +1,348 @@
+"""Play several ways to run a federation on many twins, and compare them pair by pair.
+
+Every twin is one draw of the clients and of how hard learning is, with two seeds. All ways see the same twins. How many
+times as fast a way is as the recorded one is the ratio of their times to the same accuracies: 70%, 85% and 95% of what
+the recorded way gains on that twin. The interval is for one more twin, which may be the true federation, so it does not
+shrink to nothing with more twins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.advice.fit import Fit
+from fedcohort.advice.twin import SEEDS, Learning, Stand, base, played, scenario, scores, smooth
+from fedcohort.core.arrays import FloatArray
+from fedcohort.core.protocol import SELECTORS
+from fedcohort.simulate.config.toml import merge_tables
+from fedcohort.simulate.leaderboard.significance import LEVEL
+from fedcohort.simulate.store.results import Results
+
+LEVELS = (0.7, 0.85, 0.95)
+RECORDED = "as recorded"
+FACTORS = (0.25, 0.5, 2.0, 4.0)  # cohort sizes to try
+SHORT_LIST = ("uniform", "balanced", "oort", "power-of-choice")
+KNEE = 1.15  # the smallest size that is at most this many times as slow as the fastest
+_LONGER = 4  # a way may have so many times as many rounds as the record, in the same time
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run the federation: a selector, a cohort size, rounds or not.
+
+    Attributes
+    ----------
+    change : dict
+        What it changes in a twin's configuration.
+    size : int or None
+        Its cohort size, if nothing else distinguishes it from the recorded way.
+    how : str
+        How to do it.
+    """
+
+    name: str
+    change: dict[str, Any]
+    size: int | None = None
+    how: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a way achieved.
+
+    Attributes
+    ----------
+    logs : (t,) float array
+        By twin, the log of how many times as fast it is as the recorded way.
+    missed : float
+        Share of the runs that did not get to the last level in the same time, so the ratio is at most that.
+    seconds, work : (t,) float array
+        Time and seconds of client work to the last level; in rounds and models without clocks.
+    slowest, worst : (t,) float array
+        Share of all participation of the slowest quarter of clients, and accuracy of the worst group at the end.
+    even : (t,) float array
+        Jain's index of participation.
+    """
+
+    way: Way
+    logs: FloatArray
+    missed: float
+    seconds: FloatArray
+    work: FloatArray
+    slowest: FloatArray
+    worst: FloatArray
+    even: FloatArray
+
+    def interval(self, comparisons: int = 1) -> tuple[float, float, float]:
+        """Return how many times as fast, and the 95% interval for one more twin."""
+        return predicted(self.logs, comparisons)
+
+
+def predicted(logs: FloatArray, comparisons: int = 1) -> tuple[float, float, float]:
+    """Return the geometric mean of ratios, and the 95% interval of one more ratio.
+
+    >>> [round(x, 2) for x in predicted(np.log([1.0, 2.0, 4.0]))]
+    [2.0, 0.06, 62.81]
+    """
+    n, middle = len(logs), float(logs.mean())
+    if n < 2:
+        return math.exp(middle), 0.0, math.inf
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(n - 1, 1 - LEVEL / 2 / comparisons) * logs.std(ddof=1) * math.sqrt(1 + 1 / n))
+    return math.exp(middle), math.exp(middle - half), math.exp(min(middle + half, 700.0))
+
+
+def ways(fit: Fit) -> list[Way]:
+    """Return the recorded way, and those that are worth a try with this federation."""
+    record = fit.record
+    size, most = record.cohort, max(1, round(len(record.names) * float(fit.share.mean())))
+    selectors = [record.selector, *(name for name in SHORT_LIST if name != record.selector)]
+    found = [Way(RECORDED, {}, None if record.buffer is not None and record.timed else size, "go on as you do")]
+    for name in selectors:
+        if name not in SELECTORS or name == record.selector or not _supplied(fit, name):
+            continue
+        if record.buffer is not None and not SELECTORS.create(name).one_at_a_time:
+            continue
+        how = f"fedcohort journal selector {record.name}.sqlite {name}"
+        found.append(Way(name, {"selectors": {name: {}}}, None, how))
+    rounds: dict[str, Any] = {"run": {"mode": "sync"}, "aggregator": {"name": "fedavg"}}
+    for factor in FACTORS:
+        other = max(1, round(size * factor))
+        if other != size and other <= most and other not in [way.size for way in found]:
+            how = f"ask {other} clients a round"
+            found.append(Way(f"{other} clients", merge_tables(rounds, {"run": {"cohort": other}}), other, how))
+    if not record.timed:
+        return found
+    if record.buffer is not None:
+        found.append(Way("in rounds", merge_tables(rounds, {"run": {"cohort": size}}), size, "run rounds"))
+    elif size > 1:
+        spares = max(1, math.ceil(0.3 * size))
+        change = {"run": {"deadline": "auto", "spares": spares}}
+        found.append(Way("automatic deadline", change, None, f'set deadline="auto" and spares={spares}'))
+    one_by_one = record.selector in SELECTORS and SELECTORS.create(record.selector).one_at_a_time
+    for factor, part in ((1.0, 0.5), (2.0, 0.5), (1.0, 0.2)):
+        busy = max(1, round(size * factor))
+        buffer = max(1, round(busy * part))
+        if busy > most or (busy, buffer) == (size, record.buffer):
+            continue
+        change = {"run": {"mode": "async", "cohort": busy, "buffer": buffer}, "aggregator": {"name": "fedbuff"}}
+        if not one_by_one:
+            change["selectors"] = {"uniform": {}}
+        name = f"{busy} at work, {buffer} per model"
+        if name not in [way.name for way in found]:
+            found.append(Way(name, change, None, f"run without rounds: busy={busy}, buffer={buffer}"))
+    return found
+
+
+def _supplied(fit: Fit, name: str) -> bool:
+    """Whether the recorded host can supply what a selector needs; facts about clients count if they are on record."""
+    have = set(fit.record.signals)
+    if fit.record.sizes is not None:
+        have.add("sizes")
+    if fit.record.classes is not None:
+        have |= {"label-counts", "label-products"}
+    if name == "balanced" and fit.record.classes is None:
+        return False  # without labels it is uniform with turns
+    return all(signal.name in have for signal in SELECTORS.create(name).requires)
+
+
+def play(
+    fit: Fit,
+    stand: Stand,
+    learning: Learning,
+    model: str | None,
+    folder: Path,
+    twins: int,
+    say: Callable[[str], None],
+) -> list[Outcome]:
+    """Play all ways on ``twins`` twins, or continue in ``folder``."""
+    rng = np.random.default_rng([fit.record.models, len(fit.record.client), 11])
+    table = {**base(fit, stand, model), "seeds": SEEDS}
+    settings: list[dict[str, Any]] = []
+    for i in range(twins):
+        choice = learning.choices[int(rng.choice(len(learning.choices), p=learning.chances))]
+        settings.append({"name": f"{i}", **scenario(fit, fit.draw(rng), stand, choice)})
+    tried = ways(fit)
+    say(f"1 of {len(tried)}: {RECORDED}")
+    reference = played({**table, "settings": settings}, folder / f"{twins}-twins" / "0")
+    rounds = int(table["run"]["rounds"])
+    clocks = _by_twin(reference, lambda info: _clock(reference, info, fit.overhead)[-1])
+    limits = [max(values) for values in clocks]
+    outcomes = [_measure(tried[0], reference, reference, fit, limits)]
+    for number, way in enumerate(tried[1:], start=2):
+        say(f"{number} of {len(tried)}: {way.name}")
+        changed = merge_tables(table, {k: v for k, v in way.change.items() if k != "selectors"})
+        changed["selectors"] = way.change.get("selectors", table["selectors"])
+        if changed["run"].get("mode") == "sync" and table["run"].get("mode") == "async":
+            changed["run"] = {k: v for k, v in changed["run"].items() if k != "buffer"}
+        if fit.record.timed:
+            changed["run"] = {**changed["run"], "rounds": rounds * _LONGER}
+            own = [{**s, "run": {"seconds": max(limit, 1e-3)}} for s, limit in zip(settings, limits, strict=True)]
+        else:
+            own = settings
+        results = played({**changed, "settings": own}, folder / f"{twins}-twins" / str(number - 1))
+        outcomes.append(_measure(way, results, reference, fit, limits))
+    return outcomes
+
+
+def _clock(results: Results, info: Any, overhead: float) -> FloatArray:
+    """Return the time after each round, in seconds, or in rounds if no time passes."""
+    clock, rounds = results.column(info, "clock").astype(float), results.column(info, "round").astype(float)
+    if not len(clock):
+        return np.ones(1)
+    return clock + overhead * (rounds + 1) if clock[-1] > 0 else rounds + 1
+
+
+def _by_twin(results: Results, value: Callable[[Any], float]) -> list[list[float]]:
+    """Return values of runs by twin, in the order of seeds."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for info in results.runs:
+        found.setdefault(int(info.setting["name"]), []).append((info.seed, value(info)))
+    return [[v for _, v in sorted(found[i])] for i in sorted(found)]
+
+
+def arrivals(results: Results, info: Any, overhead: float, levels: Sequence[float]) -> FloatArray:
+    """Return when the smoothed accuracy of a run reaches each level, infinity if never."""
+    x, y = scores(results, info)
+    clock, rounds = _clock(results, info, overhead), results.column(info, "round").astype(float)
+    curve = np.maximum.accumulate(smooth(y))
+    at = np.array([int(np.searchsorted(curve, level)) for level in levels])
+    times = np.interp(x, rounds, clock) if len(rounds) else np.ones(1)
+    return np.array([times[i] if i < len(times) else math.inf for i in at])
+
+
+def goals(results: Results, infos: Sequence[Any]) -> list[float]:
+    """Return the accuracies to reach: parts of the way from the start to where these runs end."""
+    curves = [smooth(scores(results, info)[1]) for info in infos]
+    start, end = float(np.mean([c[0] for c in curves])), float(np.mean([c[-3:].mean() for c in curves]))
+    return [start + level * (end - start) for level in LEVELS]
+
+
+def _measure(way: Way, results: Results, reference: Results, fit: Fit, limits: Sequence[float]) -> Outcome:
+    own = _grouped(results)
+    theirs = _grouped(reference)
+    overhead = fit.overhead
+    ours_overhead = 0.0 if way.change.get("run", {}).get("mode") == "async" else overhead
+    logs, seconds, work, slowest, worst, even, missed = [], [], [], [], [], [], []
+    slow = _slow_quarter(fit)
+    for i, limit in enumerate(limits):
+        levels = goals(reference, theirs[i])
+        ratio, times_, works = [], [], []
+        for mine, other in zip(own[i], theirs[i], strict=True):
+            ours = arrivals(results, mine, ours_overhead, levels)
+            base_ = arrivals(reference, other, overhead, levels)
+            # A run that does not arrive needs longer than all the time there was.
+            ratio += np.log(np.minimum(base_, limit) / np.minimum(ours, limit)).tolist()
+            missed.append(math.isinf(ours[-1]))
+            times_.append(min(float(ours[-1]), limit))
+            works.append(_work_until(results, mine, times_[-1], ours_overhead))
+            picked = np.bincount(results.members(mine)["client"], minlength=len(fit.record.names)).astype(float)
+            slowest.append(picked[slow].sum() / max(picked.sum(), 1.0))
+            even.append(picked.sum() ** 2 / max(len(picked) * (picked**2).sum(), 1.0))
+            groups = results.column(mine, "worst_group").astype(float)
+            groups = groups[np.isfinite(groups)]
+            worst.append(float(groups[-5:].mean()) if len(groups) else math.nan)
+        logs.append(float(np.mean(ratio)))
+        seconds.append(float(np.mean(times_)))
+        work.append(float(np.mean(works)))
+    shares = [np.array(values).reshape(len(limits), -1).mean(axis=1) for values in (slowest, worst, even)]
+    return Outcome(way, np.array(logs), float(np.mean(missed)), np.array(seconds), np.array(work), *shares)
+
+
+def _grouped(results: Results) -> list[list[Any]]:
+    found: dict[int, list[Any]] = {}
+    for info in sorted(results.runs, key=lambda info: info.seed):
+        found.setdefault(int(info.setting["name"]), []).append(info)
+    return [found[i] for i in sorted(found)]
+
+
+def _work_until(results: Results, info: Any, time: float, overhead: float) -> float:
+    clock = _clock(results, info, overhead)
+    column = results.column(info, "client_seconds").astype(float)
+    if not column.any():  # no clocks: count the models
+        column = np.array([len(d) for d in results.per_client(info, "durations")], np.float64)
+    return float(column[: int(np.searchsorted(clock, time, side="right"))].sum())
+
+
+def _slow_quarter(fit: Fit) -> Any:
+    seconds = fit.draw(None).seconds
+    n = len(fit.record.names)
+    return np.arange(n) if seconds is None else np.argsort(seconds)[n - max(1, n // 4) :]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do.
+
+    Attributes
+    ----------
+    best : Outcome or None
+        The way that is faster for certain, if there is one.
+    headline : str
+    missing : tuple of str
+        What the journal lacks to tell more.
+    knee : int or None
+        The smallest cohort size that is nearly as fast as the fastest size.
+    """
+
+    best: Outcome | None
+    headline: str
+    missing: tuple[str, ...]
+    knee: int | None
+
+
+def judge(fit: Fit, learning: Learning, outcomes: Sequence[Outcome], drift: Sequence[str]) -> Verdict:
+    """Choose a way; chance and an unknown federation claim nothing."""
+    record, others = fit.record, outcomes[1:]
+    missing = lacking(fit)
+    if not learning.fits:
+        missing.append("a test accuracy (or loss) of the global model after each round, ten rounds or more")
+    if drift:
+        missing.append("a record of the time after the last change")
+    sizes = sorted((o for o in outcomes if o.way.size is not None), key=lambda o: o.way.size or 0)
+    knee = None
+    if len(sizes) > 1:
+        means = [float(np.exp(np.log(np.maximum(o.seconds, 1e-9)).mean())) for o in sizes]
+        knee = next(o.way.size for o, mean in zip(sizes, means, strict=True) if mean <= KNEE * min(means))
+    sure = [o for o in others if o.interval(len(others))[1] > 1]
+    unit = "time" if record.timed else "rounds"
+    if fit.failed.sum() == fit.asked.sum():
+        return Verdict(None, "This journal cannot tell: nobody has ever returned a model.", tuple(missing), None)
+    if not learning.fits or drift:
+        reason = "the federation changed while it was recorded" if drift else "the twins do not learn as it does"
+        if not len(record.curve):
+            reason = "it has no curve of the model"
+        return Verdict(None, f"This journal cannot tell which way is faster: {reason}.", tuple(missing), knee)
+    if not sure:
+        text = f"Go on as you do: of {len(others)} other ways, none is faster for certain."
+        return Verdict(None, text, tuple(missing), knee)
+    best = max(sure, key=lambda o: o.interval()[1])
+    mean, low, high = best.interval()
+    text = (
+        f"Use {best.way.name}: {mean:.2f} times as fast by {unit} as what you do, 95% interval {low:.2f} to {high:.2f}."
+    )
+    return Verdict(best, text, tuple(missing), knee)
+
+
+def lacking(fit: Fit) -> list[str]:
+    """Return what to record so that more can be told."""
+    record = fit.record
+    found = []
+    if not record.timed:
+        found.append("how long each client takes (Signal.DURATION in the report), for deadlines and without rounds")
+    if record.sizes is None:
+        found.append("how many samples each client has (sizes in the client table)")
+    if fit.alpha is None:
+        found.append("label counts, or sealed ones (fedcohort privacy), for selectors that balance classes")
+    if record.online is None:
+        found.append("who was online: the journal was pruned")
+    if (fit.asked < 3).mean() > 0.5:
+        found.append("more rounds: more than half of the clients were asked less than three times")
+    return found
