@@ -563,7 +563,7 @@ def fit(trace: Trace, needs: Sequence[str] | None = None) -> DrawnDevices:
     state = {"session": session, "gap": float(gaps.mean()), "spread": spread, "variety": variety, "daily": daily}
     state["peak"] = float(np.angle(harmonic) / (2 * np.pi) * 24 % 24)
     rounded = {name: float(f"{value:.4g}") for name, value in state.items()}
-    speeds: dict[str, float] = {}
+    speeds: dict[str, Any] = {}
     if len(trace.speed):
         for name in ("speed", "bandwidth"):
             values = getattr(trace, name)
