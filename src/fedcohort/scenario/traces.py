@@ -563,9 +563,10 @@ def fit(trace: Trace, needs: Sequence[str] | None = None) -> DrawnDevices:
     state = {"session": session, "gap": float(gaps.mean()), "spread": spread, "variety": variety, "daily": daily}
     state["peak"] = float(np.angle(harmonic) / (2 * np.pi) * 24 % 24)
     rounded = {name: float(f"{value:.4g}") for name, value in state.items()}
-    speeds: dict[str, Any] = {}
+    speeds: dict[str, float] = {}
     if len(trace.speed):
         for name in ("speed", "bandwidth"):
             values = getattr(trace, name)
             speeds |= {name: float(np.median(values)), f"{name}_spread": float(np.log(values).std())}
-    return DrawnDevices(states={"online": rounded}, **{k: float(f"{v:.4g}") for k, v in speeds.items()})
+    drawn: dict[str, Any] = {name: float(f"{value:.4g}") for name, value in speeds.items()}
+    return DrawnDevices(states={"online": rounded}, **drawn)
