@@ -228,10 +228,10 @@ def test_integers_reach_the_model_as_integers(tmp_path):
 def test_targets_that_are_not_numbers():
     with pytest.raises(InputError, match="targets of 'arrays' contain NaN"):
         from_arrays(np.zeros((10, 2)), [np.nan] * 10, target="number")
-    with pytest.raises(InputError, match="must be integers"):
+    with pytest.raises(InputError, match="whole numbers"):
         from_arrays(np.zeros((10, 2)), np.linspace(0, 1, 10))
     good = numbers()
-    with pytest.raises(InputError, match="training and testing"):
+    with pytest.raises(InputError, match="one type and one shape"):
         Dataset("x", good.x_train, good.y_train, good.x_test, np.hstack([good.y_test] * 2), 0, ())
 
 

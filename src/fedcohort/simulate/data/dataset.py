@@ -17,6 +17,10 @@ from fedcohort.core.validate import array as as_array
 from fedcohort.core.validate import integer, number, one_of, text, texts
 
 Target = Literal["class", "number", "token"]
+REGRESSION_HINT = "to predict numbers: --task regression, in Python task='regression'"
+MAX_CATEGORIES = 100  # different texts of a column, or numbers as labels, before they look like something else
+_FEW_PER_CLASS = 10  # samples; with fewer for each of many labels, these are numbers rather than classes
+_SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +65,8 @@ class Dataset:
     remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        name = self.name
-        if self.classes < (0 if self.target == "number" else 1) or len(self.class_names) != self.classes:
-            raise InputError(
-                f"The dataset {name!r} has {self.classes} classes and {len(self.class_names)} class names."
-            )
-        train, test = (self.x_train, self.y_train), (self.x_test, self.y_test)
-        for part, (x, y) in (("training", train), ("testing", test)):
+        name, train = self.name, (self.x_train, self.y_train, self.writers)
+        for part, (x, y, writers) in (("training", train), ("testing", (self.x_test, self.y_test, self.writers_test))):
             if x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y) or len(y) == 0:
                 raise InputError(
                     f"The {part} samples of {name!r} must be (n, ...) with (n,) labels, n > 0. Got {x.shape} and "
@@ -82,34 +81,29 @@ class Dataset:
                     if y.dtype.kind == "f"
                     else None,
                 )
-            if y.dtype.kind != self.y_train.dtype.kind or y.shape[1:] != self.y_train.shape[1:]:
-                raise InputError(
-                    f"The targets of {name!r} must have one type and shape in training and testing. Got "
-                    f"{self.y_train.dtype} {self.y_train.shape} and {y.dtype} {y.shape}."
-                )
-            for content, array in (("samples", x), ("targets", y)):
+            for content, array, of_train in (("samples", x, self.x_train), ("targets", y, self.y_train)):
+                if array.shape[1:] != of_train.shape[1:] or array.dtype.kind != of_train.dtype.kind:
+                    raise InputError(
+                        f"The {content} of {name!r} must have one type and one shape. Got {of_train.dtype} "
+                        f"{of_train.shape[1:]} for training and {array.dtype} {array.shape[1:]} for testing.",
+                        # Bytes are standardised later, floats are not: a mixture would be on two scales.
+                        hint="give samples both as uint8, or both as float32 on one scale",
+                    )
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
                     raise InputError(f"The {part} {content} of {name!r} contain NaN or infinite numbers.")
-            if self.target != "number" and not 0 <= (low := int(y.min())) <= (high := int(y.max())) < self.classes:
+            low, high = y.min(), y.max()
+            if self.target != "number" and not 0 <= low <= high < self.classes:
                 raise InputError(
                     f"The {part} labels of {name!r} must be in 0 .. {self.classes - 1}. Got {low} .. {high}."
                 )
-        if self.x_train.shape[1:] != self.x_test.shape[1:]:
-            raise InputError(
-                f"Samples of the dataset {name!r} must have one shape. Got {self.x_train.shape[1:]} for training "
-                f"and {self.x_test.shape[1:]} for testing."
-            )
-        if self.x_train.dtype != self.x_test.dtype:
-            raise InputError(
-                f"Samples of the dataset {name!r} must be of one type. Got {self.x_train.dtype} for training and "
-                f"{self.x_test.dtype} for testing.",
-                hint="give both as uint8, or both as float32 on one scale; bytes are standardised, floats are not",
-            )
-        for writers, labels in ((self.writers, self.y_train), (self.writers_test, self.y_test)):
-            if writers is not None and writers.shape != labels.shape[:1]:
+            if writers is not None and writers.shape != y.shape[:1]:
                 raise InputError(
-                    f"The dataset {name!r} must have one writer per sample. Got {writers.shape} for {labels.shape[:1]}."
+                    f"The dataset {name!r} must have one writer per sample. Got {writers.shape} for {y.shape[:1]}."
                 )
+        if len(self.class_names) != self.classes:
+            raise InputError(
+                f"The dataset {name!r} has {self.classes} classes and {len(self.class_names)} class names."
+            )
         highest = -1 if self.writers is None else int(self.writers.max(initial=-1))
         if self.writer_names is not None and highest >= len(self.writer_names):
             raise InputError(
@@ -199,8 +193,8 @@ def from_arrays(
     x : (n, ...) array
         Samples. Images of uint8 stay as they are; other numbers become float32.
     y : (n,) or (n, ...) array
-        Targets. Classes: integers from 0 without gaps, or texts (also a pandas column), which are numbered in
-        alphabetical order. Numbers: (n,) or (n, outputs). Tokens: (n, length) integers from 0.
+        Targets. Classes: integers or texts (also a pandas column), which are numbered in order; with ``classes`` or
+        ``class_names`` these are the numbers already. Numbers: (n,) or (n, outputs). Tokens: (n, length) integers.
     x_test, y_test : arrays, optional
         A test set. Without one, ``test_share`` of every class is held out, at random by ``seed``.
     name : str
@@ -214,9 +208,9 @@ def from_arrays(
     seed : int
         Seed of that split.
     classes : int, optional
-        How many classes or tokens there are; default: the largest label + 1.
+        How many classes or tokens there are; default: as many as occur, or the largest token + 1.
     class_names : sequence of str, optional
-        Default: the numbers.
+        Default: the labels.
     writers : (n,) array, optional
         The writer of each sample: integers from 0 or, without ``writer_names``, any integers or texts.
     writer_names : sequence of str, optional
@@ -234,52 +228,81 @@ def from_arrays(
     integer(seed, "'seed'", least=0)
     if not 0 < number(test_share, "'test_share'") < 1:
         raise InputError(f"'test_share' must be in (0, 1). Got {test_share!r}.")
-    class_names = None if class_names is None else texts(class_names, "'class_names'")
-    writer_names = None if writer_names is None else texts(writer_names, "'writer_names'")
     if (x_test is None) != (y_test is None):
         raise InputError("A test set needs both 'x_test' and 'y_test'; one of them is missing.")
-    integers = integers or target == "token"
-    samples = _samples(name, x, integers)
-    test_samples = samples if x_test is None else _samples(name, x_test, integers)
-    labels, test_labels, names = _targets(name, y, y_test, target)
-    class_names = names if class_names is None else class_names
+    samples = [_samples(name, part, integers or target == "token") for part in (x, x_test) if part is not None]
+    targets = [_values(name, "label", part) for part in (y, y_test) if part is not None]
+    remarks: tuple[str, ...] = ()
+    if target == "number":
+        if any(part.dtype.kind not in "fiub" for part in targets):
+            raise InputError(f"The numbers that {name!r} predicts must be numbers. Got an array of {targets[0].dtype}.")
+        classes, targets = 0, [part.astype(np.float32).reshape(len(part), -1) for part in targets]
+    elif target == "class" and classes is None and class_names is None:
+        targets, class_names, remarks = number_labels(name, targets)
+        classes = len(class_names)
+    else:
+        if any(part.dtype.kind not in "iu" or (part.ndim != 1) is (target == "class") for part in targets):
+            raise InputError(
+                f"The labels of {name!r} must be integers, {'(n,)' if target == 'class' else '(n, length)'}. Got "
+                f"{targets[0].shape} of {targets[0].dtype}."
+            )
+        targets = [part.astype(np.int64, copy=False) for part in targets]
+        class_names = None if class_names is None else texts(class_names, "'class_names'")
+        if classes is None:
+            largest = max(int(part.max(initial=-1)) for part in targets)
+            classes = largest + 1 if class_names is None else len(class_names)
+        integer(classes, "'classes'", least=0)
     owners = None
     if writers is not None:
         owners, writer_names = _owners(name, writers, writer_names)
-    if target == "number":
-        classes = 0
-    elif classes is None:
-        classes = _count_classes(name, labels, test_labels, gaps=target == "token" or bool(class_names))
-    else:
-        integer(classes, "'classes'", least=0)
     # Checked before it is split, so that errors refer to the user's arrays.
     unsplit = Dataset(
         name=name,
-        x_train=samples,
-        y_train=labels,
-        x_test=test_samples,
-        y_test=labels if test_labels is None else test_labels,
+        x_train=samples[0],
+        y_train=targets[0],
+        x_test=samples[-1],
+        y_test=targets[-1],
         classes=classes,
         class_names=tuple(map(str, range(classes)) if class_names is None else class_names),
         writers=owners,
-        writer_names=None if writer_names is None else tuple(writer_names),
+        writer_names=None if writer_names is None else texts(writer_names, "'writer_names'"),
+        remarks=remarks,
     )
     return unsplit if x_test is not None else _hold_out(unsplit, test_share, seed)
 
 
-def _count_classes(name: str, labels: AnyArray, test_labels: AnyArray | None, *, gaps: bool) -> int:
-    """Return the largest label + 1; ``gaps`` says whether classes without samples are allowed."""
-    present = labels if test_labels is None else np.concatenate([labels.ravel(), test_labels.ravel()])
-    classes = int(present.max(initial=0)) + 1
-    missing = np.setdiff1d(np.arange(classes), present)
-    if present.size and len(missing) and not gaps:
-        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+def number_labels(name: str, parts: list[AnyArray]) -> tuple[list[AnyArray], list[str], tuple[str, ...]]:
+    """Return the labels for training and testing as classes 0, 1, ..., their names, and a remark if that changed them.
+
+    >>> number_labels("zoo", [np.array(["eel", "cat"])])[1:]
+    (['cat', 'eel'], ("the labels of zoo were numbered: 'cat' is 0, 'eel' is 1",))
+    """
+    # uint8 and int64 are the same kind. uint64 does not fit into int64 and is left unchanged.
+    if all(part.dtype.kind in "iu" and part.dtype != np.uint64 for part in parts):
+        parts = [part.astype(np.int64) for part in parts]
+    if any(part.dtype.kind not in "iuUb" or part.ndim != 1 or part.dtype.kind != parts[0].dtype.kind for part in parts):
+        got = " and ".join(f"{part.shape} of {part.dtype}" for part in parts)
         raise InputError(
-            f"The labels of {name!r} go up to {classes - 1}, but no sample is of class {shown}.",
-            hint=f"set classes={classes} if these classes exist, or number the labels without gaps: "
-            "np.unique(y, return_inverse=True)[1]",
+            f"The labels of {name} must be classes: all whole numbers or all texts, one per sample. Got {got}.",
+            hint=REGRESSION_HINT,
         )
-    return classes
+    whole = np.concatenate(parts)
+    values, codes = np.unique(whole, return_inverse=True)
+    if whole.dtype.kind in "iu" and len(values) > MAX_CATEGORIES and len(whole) < _FEW_PER_CLASS * len(values):
+        raise InputError(
+            f"The labels of {name} are {len(values):,} different numbers in {len(whole):,} samples, too many for "
+            "classes.",
+            hint=f"{REGRESSION_HINT}; if they are classes, store them as text",
+        )
+    unseen = np.setdiff1d(values, parts[0])
+    if len(unseen):
+        raise InputError(f"The label {str(unseen[0])!r} of {name} is only in the test set, so it cannot be learned.")
+    names = [str(value) for value in values.tolist()]
+    remark: tuple[str, ...] = ()
+    if names != [str(i) for i in range(len(names))]:
+        shown = ", ".join(f"{label!r} is {i}" for i, label in enumerate(names[:_SHOWN]))
+        remark = (f"the labels of {name} were numbered: {shown}{', ...' if len(names) > _SHOWN else ''}",)
+    return np.split(codes.astype(np.int64), [len(parts[0])])[: len(parts)], names, remark
 
 
 def _hold_out(data: Dataset, share: float, seed: int) -> Dataset:
@@ -303,6 +326,7 @@ def _hold_out(data: Dataset, share: float, seed: int) -> Dataset:
         writers=None if data.writers is None else data.writers[~held_out],
         writers_test=None if data.writers is None else data.writers[held_out],
         remarks=(
+            *data.remarks,
             f"{data.name} has no test set: {share:.0%}{each} is held out for testing, at random ({count:,} samples)",
         ),
     )
@@ -344,42 +368,6 @@ def _values(name: str, content: str, values: npt.ArrayLike) -> AnyArray:
         return np.array(listed).reshape(array.shape)
     got = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise InputError(f"The {content}s of {name!r} must be all strings or all whole numbers. Got {got}.")
-
-
-def _targets(
-    name: str, y: npt.ArrayLike, y_test: npt.ArrayLike | None, target: Target
-) -> tuple[AnyArray, AnyArray | None, Sequence[str] | None]:
-    """Return the targets for training and testing, and the names of the classes if labels are texts."""
-    parts = [_values(name, "label", part) for part in ((y,) if y_test is None else (y, y_test))]
-    names: tuple[str, ...] | None = None
-    if target == "number":
-        for part in parts:
-            if part.dtype.kind not in "fiub":
-                raise InputError(f"The numbers that {name!r} predicts must be numbers. Got an array of {part.dtype}.")
-        parts = [part.astype(np.float32).reshape(len(part), -1) for part in parts]
-    else:
-        # Both parts are numbered together, so that a class has the same number in both.
-        if target == "class" and all(part.dtype.kind == "U" for part in parts):
-            known, codes = np.unique(np.concatenate(parts), return_inverse=True)
-            names = tuple(known.tolist())
-            parts = np.split(codes, [len(parts[0])])[: len(parts)]
-        parts = [_as_labels(name, part, target) for part in parts]
-    return parts[0], None if y_test is None else parts[1], names
-
-
-def _as_labels(name: str, values: AnyArray, target: Target) -> AnyArray:
-    if values.dtype.kind not in "iu":
-        raise InputError(
-            f"The labels of {name!r} must be integers. Got an array of {values.dtype}.",
-            hint="to predict numbers: target='number' of from_arrays, or task='regression' of compare"
-            if values.dtype.kind == "f"
-            else None,
-        )
-    if target == "class" and values.ndim != 1:
-        raise InputError(f"The labels of {name!r} must be (n,), one per sample. Got {values.shape}.")
-    if values.size and int(values.min()) < 0:
-        raise InputError(f"The labels of {name!r} must count from 0. Got {int(values.min())}.")
-    return values.astype(np.int64, copy=False)
 
 
 def _owners(name: str, writers: npt.ArrayLike, names: Sequence[str] | None) -> tuple[IntArray, Sequence[str] | None]:

@@ -22,10 +22,11 @@ from fedcohort.simulate.data.dataset import Dataset, Target, from_arrays
 from fedcohort.simulate.data.partitioner import columns_of
 from fedcohort.simulate.data.pictures import read_pictures
 from fedcohort.simulate.data.sources import DATASETS, Source
-from fedcohort.simulate.data.tables import TableFile, dataset_of_tables, memory_bytes, number_labels
+from fedcohort.simulate.data.tables import TableFile, dataset_of_tables, memory_bytes
 
 _TABLES = (".csv", ".parquet")
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "clients", "client_names", "class_names")
+_NAMES = {"class_names": "class_names", "writer_names": "client_names"}  # of arguments, and of arrays in a file
 _FLWR = "flwr:"
 
 
@@ -169,26 +170,18 @@ class OwnFile(Source):
             arrays = {"x_train": train[0], "y_train": train[1]}
             arrays |= {} if test is None else {"x_test": test[0], "y_test": test[1]}
         _check_names(path, arrays)
-        names = {key: arrays[key].tolist() if key in arrays else None for key in ("class_names", "client_names")}
-        targets = [arrays[key] for key in ("y_train", "y_test") if key in arrays]
-        classes = names["class_names"]
-        if self.target == "class" and not classes:
-            targets, classes, numbering = number_labels(path.name, targets)
-            remarks += numbering
         dataset = from_arrays(
             arrays["x_train"],
-            targets[0],
+            arrays["y_train"],
             arrays.get("x_test"),
-            targets[1] if len(targets) > 1 else None,
+            arrays.get("y_test"),
             name=path.stem,
             target=self.target,
             integers=self.integers,
             test_share=self.test_share,
             seed=self.seed,
-            classes=len(classes) if classes else None,
-            class_names=classes or None,
             writers=arrays.get("clients"),
-            writer_names=names["client_names"],
+            **{key: arrays[array].tolist() for key, array in _NAMES.items() if array in arrays and arrays[array].size},
         )
         return dataclasses.replace(dataset, remarks=(*remarks, *dataset.remarks))
 

@@ -217,9 +217,9 @@ def assemble(
     *,
     class_names: tuple[str, ...],
     shape: tuple[int, ...],
-    writers: tuple[IntArray, IntArray, tuple[str, ...]] | None = None,
+    writers: tuple[IntArray | None, IntArray | None, tuple[str, ...] | None] = (None, None, None),
 ) -> Dataset:
-    """Check arrays that were read and make a dataset of them."""
+    """Make a dataset of arrays that were read from ``where``, which errors name."""
     for part in ("train", "test"):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if x.shape[1:] != shape or x.dtype != np.uint8:
@@ -228,19 +228,11 @@ def assemble(
             )
         if y.shape != (len(x),) or y.dtype.kind not in "iu":
             raise files.content_error(where, f"y_{part} must be {len(x):,} integers, but it is {y.shape} {y.dtype}")
+    y_train, y_test = (arrays[key].astype(np.int64) for key in ("y_train", "y_test"))
+    x_train, x_test = arrays["x_train"], arrays["x_test"]
     try:
         return Dataset(
-            name=name,
-            x_train=arrays["x_train"],
-            y_train=arrays["y_train"].astype(np.int64),
-            x_test=arrays["x_test"],
-            y_test=arrays["y_test"].astype(np.int64),
-            classes=len(class_names),
-            class_names=class_names,
-            writers=None if writers is None else writers[0],
-            writers_test=None if writers is None else writers[1],
-            writer_names=None if writers is None else writers[2],
-            source=str(where),
+            name, x_train, y_train, x_test, y_test, len(class_names), class_names, *writers, source=str(where)
         )
     except InputError as error:
         raise files.content_error(where, error.message.rstrip(".")) from error

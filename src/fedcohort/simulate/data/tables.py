@@ -15,16 +15,13 @@ from fedcohort.core.errors import DataError, InputError
 from fedcohort.core.registry import nearest
 from fedcohort.core.text import short_repr
 from fedcohort.simulate.arrow import arrow
-from fedcohort.simulate.data.dataset import Dataset, from_arrays
+from fedcohort.simulate.data.dataset import MAX_CATEGORIES, REGRESSION_HINT, Dataset, from_arrays
 from fedcohort.simulate.memory_check import memory_limit
 
 if TYPE_CHECKING:
     from fedcohort.simulate.data.own import OwnFile
 
-REGRESSION_HINT = "to predict numbers: --task regression, in Python task='regression'"
 _SHOWN = 5
-_MAX_CATEGORIES = 100  # of a text column; each becomes a feature
-_FEW_PER_CLASS = 10  # samples; with fewer for each of many labels, these are numbers rather than classes
 
 
 def dataset_of_tables(name: str, tables: list[TableFile], options: OwnFile) -> Dataset:
@@ -63,24 +60,15 @@ def dataset_of_tables(name: str, tables: list[TableFile], options: OwnFile) -> D
     if categories:
         shown = ", ".join(categories[:_SHOWN]) + (", ..." if len(categories) > _SHOWN else "")
         remarks = (f"each text in these columns of {first.short} became a feature that is 0 or 1: {shown}",)
-    names = None
-    if options.target == "number":
-        y = [table.numbers(label) for table in tables]
-    else:
-        y, names, numbering = number_labels(first.short, [table.labels(label) for table in tables])
-        remarks += numbering
-    tested = len(tables) > 1
-    x = [np.stack(held, axis=1) for held in columns]
+    arrays: list[AnyArray] = []
+    for table, held in zip(tables, columns, strict=True):
+        arrays += [np.stack(held, axis=1), table.numbers(label) if options.target == "number" else table.labels(label)]
     dataset = from_arrays(
-        x[0],
-        y[0],
-        x[1] if tested else None,
-        y[1] if tested else None,
+        *arrays,
         name=name,
         target=options.target,
         test_share=options.test_share,
         seed=options.seed,
-        class_names=names,
         writers=None if client is None else first.owners(client),
     )
     if options.standardise:
@@ -90,43 +78,6 @@ def dataset_of_tables(name: str, tables: list[TableFile], options: OwnFile) -> D
         x_train, x_test = (((part - shift) / scale).astype(np.float32) for part in (dataset.x_train, dataset.x_test))
         dataset = dataclasses.replace(dataset, x_train=x_train, x_test=x_test)
     return dataclasses.replace(dataset, remarks=(*remarks, *dataset.remarks))
-
-
-def number_labels(name: str, parts: list[AnyArray]) -> tuple[list[AnyArray], list[str], tuple[str, ...]]:
-    """Return the labels for training and testing as classes 0, 1, ..., their names, and a remark if that changed them.
-
-    >>> number_labels("zoo.csv", [np.array(["eel", "cat"])])[1:]
-    (['cat', 'eel'], ("the labels of zoo.csv were numbered: 'cat' is 0, 'eel' is 1",))
-    """
-    for part in parts:
-        if part.dtype.kind not in "iuUb" or part.ndim != 1:
-            raise InputError(
-                f"The labels of {name} must be classes: whole numbers or texts, one per sample. Got {part.shape} of "
-                f"{part.dtype}.",
-                hint=REGRESSION_HINT,
-            )
-    # uint8 and int64 are the same kind. uint64 does not fit into int64 and is left unchanged.
-    if all(part.dtype.kind in "iu" and part.dtype != np.uint64 for part in parts):
-        parts = [part.astype(np.int64) for part in parts]
-    if len({part.dtype.kind for part in parts}) > 1:
-        raise InputError(f"The labels of {name} have different types in training and testing.")
-    whole = np.concatenate(parts)
-    values, codes = np.unique(whole, return_inverse=True)
-    if whole.dtype.kind in "iu" and len(values) > _MAX_CATEGORIES and len(whole) < _FEW_PER_CLASS * len(values):
-        raise InputError(
-            f"The labels of {name} are {len(values):,} different numbers in {len(whole):,} samples, too many for "
-            "classes.",
-            hint=f"{REGRESSION_HINT}; if they are classes, store them as text",
-        )
-    unseen = np.setdiff1d(values, parts[0])
-    if len(unseen):
-        raise InputError(f"The label {str(unseen[0])!r} of {name} is only in the test set, so it cannot be learned.")
-    names = [str(value) for value in values.tolist()]
-    remark: tuple[str, ...] = ()
-    if names != [str(i) for i in range(len(names))]:
-        shown = ", ".join(f"{label!r} is {i}" for i, label in enumerate(names[:_SHOWN]))
-        remark = (f"the labels of {name} were numbered: {shown}{', ...' if len(names) > _SHOWN else ''}",)
-    return np.split(codes.astype(np.int64), [len(parts[0])])[: len(parts)], names, remark
 
 
 def memory_bytes() -> int:
@@ -251,11 +202,11 @@ class TableFile:
         if values.dtype.kind != "U" or 2 * sum(map(_is_number, values)) > len(values):
             return self.numbers(name)
         count = len(np.unique(values))
-        if count > _MAX_CATEGORIES or not self._is_text(name):
+        if count > MAX_CATEGORIES or not self._is_text(name):
             what = f"{count:,} different texts" if self._is_text(name) else str(self._table.column(name).type)
             raise InputError(
                 f"The column {name!r} of {self.title} cannot be learned from: it holds {what}, e.g. "
-                f"{short_repr(str(values[0]))}. It must hold numbers, or at most {_MAX_CATEGORIES} different texts.",
+                f"{short_repr(str(values[0]))}. It must hold numbers, or at most {MAX_CATEGORIES} different texts.",
                 hint="name the columns to learn from (features), or turn this one into numbers first",
             )
         return values
