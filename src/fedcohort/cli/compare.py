@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedcohort.api import simulator
-from fedcohort.cli.experiment import command_line, execute, launch
+from fedcohort.cli.experiment import command_line, execute, new
 from fedcohort.cli.options import (
     AddressOption,
     BaseArgument,
@@ -37,6 +37,9 @@ from fedcohort.cli.options import (
 )
 from fedcohort.cli.output import Format
 from fedcohort.core.terminal import err, say
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.runner import Machine
 
 
 def compare(
@@ -121,30 +124,16 @@ def compare(
         overrides={**given, **dict(parse_override(item) for item in set_ or [])},
         config=config,
     )
+    machine: Machine = {"device": device, "processes": processes, "address": address}
     if out is None and (stored := smaller_experiment(experiment, Path("runs"))):
         done = load(stored)
-        simulation = simulator().Simulation.extend(
-            stored,
-            seeds=experiment.table["seeds"],
-            selectors={k: v for k, v in experiment.table["selectors"].items() if k not in done.config["selectors"]},
-            device=device,
-            processes=processes,
-            command=command_line(),
-        )
+        added = {k: v for k, v in experiment.table["selectors"].items() if k not in done.config["selectors"]}
+        machine["command"] = command_line()
+        simulation = simulator().Simulation.extend(stored, seeds=experiment.table["seeds"], selectors=added, **machine)
         say(err(quiet), f"note: {len(done.runs)} of {len(experiment.plans)} runs are in {stored} and are not repeated")
-        execute(simulation, quiet=quiet, format=format, track=track, columns=table_columns(columns, wide))
-        return
-    launch(
-        experiment,
-        out_dir=out,
-        device=device,
-        processes=processes,
-        address=address,
-        track=track,
-        quiet=quiet,
-        format=format,
-        columns=table_columns(columns, wide),
-    )
+    else:
+        simulation = new(experiment, out, **machine)
+    execute(simulation, quiet=quiet, format=format, track=track, columns=table_columns(columns, wide))
 
 
 def _targets(text: str) -> list[float]:

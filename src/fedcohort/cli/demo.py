@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.experiment import launch
+from fedcohort.cli.experiment import execute, new
 from fedcohort.cli.options import DeviceOption, OutOption, QuietOption, parse_seeds
 from fedcohort.cli.output import out
 from fedcohort.core.terminal import err, say
@@ -63,7 +63,7 @@ def demo(
         table["run"]["rounds"] = rounds
     if seeds is not None:
         table["seeds"] = parse_seeds(seeds)
-    results = launch(Experiment.from_dict(table), out_dir=out_dir, device=device, quiet=quiet)
+    results = execute(new(Experiment.from_dict(table), out_dir, device=device), quiet=quiet)
     folder = results.path
     remarks = tuple(explain_losses(results.leaderboards()))
     with err(quiet).status("drawing the report"):

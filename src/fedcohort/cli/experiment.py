@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import typer
 
@@ -20,35 +20,18 @@ from fedcohort.simulate.store.results import Results, load
 
 if TYPE_CHECKING:
     from fedcohort.simulate.config.experiment import Experiment
-    from fedcohort.simulate.runner import Simulation
+    from fedcohort.simulate.runner import Machine, Simulation
 
 DIVERGED = 3
 INTERRUPTED = 130
 
 
-def launch(
-    experiment: Experiment,
-    *,
-    out_dir: Path | None,
-    device: str | None,
-    processes: int | None = None,
-    address: str | None = None,
-    track: Sequence[str] | None = None,
-    quiet: bool,
-    format: Format = Format.TABLE,
-    columns: Sequence[str] = FEW,
-) -> Results:
-    """Run a new experiment with the command line's options, and print its table."""
+def new(experiment: Experiment, folder: Path | None, **options: Unpack[Machine]) -> Simulation:
+    """Return the simulation of an experiment in a folder, or in a new one below ``runs``."""
     simulate = simulator()
-    simulation = simulate.Simulation(
-        experiment,
-        out_dir or simulate.default_out(experiment.name),
-        device=device,
-        processes=processes,
-        address=address,
-        command=command_line(),
-    )
-    return execute(simulation, quiet=quiet, format=format, track=track, columns=columns)
+    options.setdefault("command", command_line())
+    simulation: Simulation = simulate.Simulation(experiment, folder or simulate.default_out(experiment.name), **options)
+    return simulation
 
 
 def command_line() -> str:
@@ -60,7 +43,7 @@ def execute(
     simulation: Simulation,
     *,
     quiet: bool,
-    format: Format,
+    format: Format = Format.TABLE,
     track: Sequence[str] | None = None,
     columns: Sequence[str] = FEW,
 ) -> Results:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedcohort.api import simulator
-from fedcohort.cli.experiment import execute, launch
+from fedcohort.cli.experiment import execute, new
 from fedcohort.cli.options import (
     AddressOption,
     BaselineOption,
@@ -27,6 +27,9 @@ from fedcohort.cli.options import (
     table_columns,
 )
 from fedcohort.cli.output import Format
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.runner import Machine
 
 
 def run(
@@ -66,35 +69,19 @@ def run(
             "--resume continues an experiment as it was configured, without --set, --sweep, --baseline and --out; "
             "'fedcohort extend' adds seeds, rounds and selectors"
         )
+    machine: Machine = {"device": device, "processes": processes, "address": address}
     if resume is not None:
-        simulation = simulator().Simulation.open(
-            resume,
-            device=device,
-            processes=processes,
-            engine=engine,
-            address=address,
-            allow_other_engine=allow_other_engine,
-        )
-        execute(simulation, quiet=quiet, format=format, track=track, columns=table_columns(columns, wide))
-        return
-    from fedcohort.simulate.config.experiment import Experiment
-    from fedcohort.simulate.config.sweep import parse_sweeps
-    from fedcohort.simulate.config.toml import find_table, override, with_keys
+        machine["allow_other_engine"] = allow_other_engine
+        simulation = simulator().Simulation.open(resume, engine=engine, **machine)
+    else:
+        from fedcohort.simulate.config.experiment import Experiment
+        from fedcohort.simulate.config.sweep import parse_sweeps
+        from fedcohort.simulate.config.toml import find_table, override, with_keys
 
-    assert config is not None
-    given = {"run.engine": engine, "run.baseline": baseline}
-    table = override(find_table(config), set_ or [])
-    table = with_keys(table, {key: value for key, value in given.items() if value is not None})
-    if sweep:
-        table["sweep"] = {**table.get("sweep", {}), **parse_sweeps(sweep)}
-    launch(
-        Experiment.from_dict(table),
-        out_dir=out,
-        device=device,
-        processes=processes,
-        address=address,
-        track=track,
-        quiet=quiet,
-        format=format,
-        columns=table_columns(columns, wide),
-    )
+        given = {"run.engine": engine, "run.baseline": baseline}
+        table = override(find_table(str(config)), set_ or [])
+        table = with_keys(table, {key: value for key, value in given.items() if value is not None})
+        if sweep:
+            table["sweep"] = {**table.get("sweep", {}), **parse_sweeps(sweep)}
+        simulation = new(Experiment.from_dict(table), out, **machine)
+    execute(simulation, quiet=quiet, format=format, track=track, columns=table_columns(columns, wide))

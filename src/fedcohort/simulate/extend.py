@@ -16,7 +16,7 @@ from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.config.experiment import MAX_RUNS, Experiment
 from fedcohort.simulate.config.toml import ConfigError, read_started
 from fedcohort.simulate.store import checkpoint as checkpoints
-from fedcohort.simulate.store.results import Results, ResultsError, load
+from fedcohort.simulate.store.results import ResultsError, load
 from fedcohort.simulate.store.writer import check_continuable
 
 
@@ -48,15 +48,10 @@ def larger_experiment(
                 f"The experiment in {out} already has a selector labelled {label!r}.",
                 hint="to try other parameters, use another label or run another experiment",
             )
-        table["selectors"][label] = _entry(table, label, entry)
+        table["selectors"][label] = entry
+        if table.get("filter", {}).get("name") == "keep-all":  # then it needs the parts that it would bring itself
+            table["selectors"][label] = Experiment.from_dict({"selectors": {label: entry}}).table["selectors"][label]
     experiment = Experiment.from_dict(table)
-    _check_larger(out, before, experiment)
-    _check_checkpoints(out, results)
-    return experiment
-
-
-def _check_larger(out: Path, before: Experiment, experiment: Experiment) -> None:
-    """Refuse an experiment that removes rounds or adds nothing."""
     planned = {plan.id: plan.options.rounds for plan in before.plans}
     for plan in experiment.plans:
         if plan.options.rounds < planned.get(plan.id, 0):
@@ -70,10 +65,7 @@ def _check_larger(out: Path, before: Experiment, experiment: Experiment) -> None
             f"{' or '.join(str(n) for n in sorted(set(planned.values())))} rounds.",
             hint="add seeds, rounds or selectors; an interrupted experiment continues with 'fedcohort run --resume'",
         )
-
-
-def _check_checkpoints(out: Path, results: Results) -> None:
-    """Refuse to continue a finished run whose model is gone. An unfinished one can still start over."""
+    # A run that has not finished may start over, but a finished one without its model cannot be continued.
     saved = {name for point in checkpoints.all_newest(out / "checkpoint").values() for name in point.facts["runs"]}
     lost = [info.id for info in results.runs if info.rounds_done and info.id not in saved]
     if lost and results.status.get("state") == "finished":
@@ -81,6 +73,7 @@ def _check_checkpoints(out: Path, results: Results) -> None:
             f"The run {lost[0]!r} has no checkpoint in {out / 'checkpoint'}, so it cannot be continued.",
             hint="run the larger experiment from the start in another directory",
         )
+    return experiment
 
 
 def _more_seeds(present: Sequence[int], seeds: Sequence[int] | int) -> list[int]:
@@ -97,13 +90,6 @@ def _more_seeds(present: Sequence[int], seeds: Sequence[int] | int) -> list[int]
         fresh = (seed for seed in itertools.count() if seed not in existing)
         return [*present, *itertools.islice(fresh, seeds - len(present))]
     return list(dict.fromkeys([*present, *seeds]))
-
-
-def _entry(table: Mapping[str, Any], label: str, entry: Any) -> Any:
-    """Return a selector's table, with the parts it needs if the experiment has no filter."""
-    if table.get("filter", {}).get("name") != "keep-all":
-        return entry
-    return Experiment.from_dict({"selectors": {label: entry}}).table["selectors"][label]
 
 
 def smaller_experiment(experiment: Experiment, folder: Path) -> Path | None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from fedcohort.journal.live import live_files, remove_live
 from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate.config.experiment import MEMORY_FILE, Experiment, values_of
-from fedcohort.simulate.config.toml import override, read_started, to_toml
+from fedcohort.simulate.config.toml import read_started, to_toml, with_keys
 from fedcohort.simulate.data import InMemory, to_npz
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.extend import larger_experiment
@@ -46,16 +46,11 @@ log = logging.getLogger(__name__)
 _STATUS_SECONDS = 1.0
 
 
-class Simulation:
-    """Runs an experiment and writes its results.
+class Machine(TypedDict, total=False):
+    """Where and how an experiment runs, which does not change what it computes.
 
-    Parameters
+    Attributes
     ----------
-    out : Path
-        A new or empty directory, or one to continue with ``resume``.
-    resume : bool
-        Continue the directory. It may have fewer runs and rounds than ``experiment``; see
-        :mod:`fedcohort.simulate.extend`.
     device : str, optional
         Default: what the configuration says.
     processes : int, optional
@@ -69,6 +64,27 @@ class Simulation:
         compiler any more. It rounds numbers differently. :attr:`RunInfo.engines` says which engine ran which rounds.
     """
 
+    device: str | None
+    processes: int | None
+    address: str | None
+    command: str
+    allow_other_engine: bool
+
+
+class Simulation:
+    """Runs an experiment and writes its results.
+
+    Parameters
+    ----------
+    out : Path
+        A new or empty directory, or one to continue with ``resume``.
+    resume : bool
+        Continue the directory. It may have fewer runs and rounds than ``experiment``; see
+        :mod:`fedcohort.simulate.extend`.
+    **options
+        See :class:`Machine`.
+    """
+
     def __init__(
         self,
         experiment: Experiment,
@@ -76,27 +92,29 @@ class Simulation:
         *,
         resume: bool = False,
         listeners: Sequence[Listener] = (),
-        device: str | None = None,
-        processes: int | None = None,
-        address: str | None = None,
-        command: str = "",
-        allow_other_engine: bool = False,
+        **options: Unpack[Machine],
     ) -> None:
+        processes = options.get("processes")
         self.experiment = instance(experiment, Experiment, "'experiment'")
         self.out = out = check_path(out, "'out'")
         self.listeners = list(listeners)
-        self.device = device or experiment.options.device
-        self.address = address
+        self.device = options.get("device") or experiment.options.device
+        self.address = options.get("address")
         self.resumed = resume
         self._extension: str | None = None  # replaces the configuration in the directory
-        self._command = command
+        self._command = options.get("command", "")
         self._stop = False
         self._asked = (processes or experiment.options.processes) is not None
         self._started = time.time()
         self._done_before = 0
         self._status_due = 0.0
         self._infos: dict[str, RunInfo] = {}
-        before = _read_runs(out) if resume else {}
+        before: dict[str, RunInfo] = {}
+        if resume:
+            try:
+                before = {info.id: info for info in read_runs(out)}
+            except ResultsError as error:
+                log.warning("%s It will be rebuilt from the configuration and the checkpoints.", error.message)
         started_groups = checkpoints.all_newest(out / "checkpoint") if resume else {}
         saved = {name: facts for point in started_groups.values() for name, facts in point.facts["runs"].items()}
         with memory_errors():
@@ -109,7 +127,7 @@ class Simulation:
                 started_groups={number: list(point.facts["runs"]) for number, point in started_groups.items()},
             )
         try_selectors(self.prepared, before)
-        if allow_other_engine:
+        if options.get("allow_other_engine"):
             self.prepared = replace(self.prepared, allow_other_engine=True)
         elif experiment.options.engine == "local":  # on Ray, the workers' machines decide
             self._check_engines(saved)
@@ -131,29 +149,11 @@ class Simulation:
                     raise other_engine_error(run, before, kind)
 
     @classmethod
-    def open(
-        cls,
-        out: Path,
-        *,
-        device: str | None = None,
-        processes: int | None = None,
-        engine: str | None = None,
-        address: str | None = None,
-        allow_other_engine: bool = False,
-    ) -> Simulation:
+    def open(cls, out: Path, *, engine: str | None = None, **options: Unpack[Machine]) -> Simulation:
         """Continue an experiment from its directory. It may move to Ray or back."""
         check_continuable(out, read_meta(out))
-        changes = [] if engine is None else [f"run.engine={engine}"]
-        experiment = Experiment.from_dict(override(read_started(out), changes))
-        return cls(
-            experiment,
-            out,
-            resume=True,
-            device=device,
-            processes=processes,
-            address=address,
-            allow_other_engine=allow_other_engine,
-        )
+        changes = {} if engine is None else {"run.engine": engine}
+        return cls(Experiment.from_dict(with_keys(read_started(out), changes)), out, resume=True, **options)
 
     @classmethod
     def extend(
@@ -163,10 +163,7 @@ class Simulation:
         seeds: Sequence[int] | int | None = None,
         rounds: int | None = None,
         selectors: Mapping[str, Any] | None = None,
-        device: str | None = None,
-        processes: int | None = None,
-        command: str = "",
-        allow_other_engine: bool = False,
+        **options: Unpack[Machine],
     ) -> Simulation:
         """Give an experiment more seeds, rounds or selectors. Nothing changes on disk before :meth:`run`.
 
@@ -184,15 +181,7 @@ class Simulation:
         """
         experiment = larger_experiment(out, seeds=seeds, rounds=rounds, selectors=selectors or {})
         try:
-            simulation = cls(
-                experiment,
-                out,
-                resume=True,
-                device=device,
-                processes=processes,
-                command=command,
-                allow_other_engine=allow_other_engine,
-            )
+            simulation = cls(experiment, out, resume=True, **options)
         except (InputError, SignalError) as error:
             raise type(error)(
                 error.message, hint=f"{out} keeps its federation; run a new experiment for this"
@@ -349,23 +338,15 @@ class Simulation:
             if state == "finished":
                 self.writer.compact()
             self._report(state)
-        except KeyboardInterrupt:
-            state = "interrupted"
-            self._report_quietly("interrupted")
-            raise
         except BaseException as error:
-            state = "failed"
-            self._report_quietly("failed", str(error))
+            state, message = ("interrupted", "") if isinstance(error, KeyboardInterrupt) else ("failed", str(error))
+            with contextlib.suppress(FedcohortError, OSError):  # it may be the disk that failed
+                self._report(state, message)
             raise
         finally:
             for listener in self.listeners:
                 listener.on_end(state)
         return state
-
-    def _report_quietly(self, state: str, message: str = "") -> None:
-        """Report the end if that is still possible: it may be the disk that failed."""
-        with contextlib.suppress(FedcohortError, OSError):
-            self._report(state, message)
 
     def _drive(self) -> str:
         if self.experiment.options.engine == "ray":
@@ -448,7 +429,7 @@ class Simulation:
         """Write another process's results of a group: rows and journals first, then their checkpoint."""
         self.writer.append(result.rounds)
         write_journals(self.out / "journal", result.journals)
-        self._conclude(number, result.checkpoint, result.round)
+        checkpoints.save(self.out / "checkpoint", number, result.checkpoint, result.round)
         for info in result.infos:
             self._infos[info.id] = info
         if self.listeners:
@@ -467,30 +448,15 @@ class Simulation:
         point = group.checkpoint()
         self.writer.append(group.drain())
         group.commit()
-        self._conclude(number, point.to_bytes(), point.round)
+        checkpoints.save(self.out / "checkpoint", number, point.to_bytes(), point.round)
         self._report("running")
         return time.monotonic() - began
-
-    def _conclude(self, number: int, checkpoint: bytes, round_: int) -> None:
-        """Save the checkpoint. Only then do a group's rounds count; without it, resuming would drop them."""
-        folder = self.out / "checkpoint"
-        checkpoints.save(folder, number, checkpoint, round_)
-        checkpoints.prune(folder, number)
 
     def on_round(self, info: RunInfo, row: Mapping[str, Any]) -> None:
         """Note that a run has finished a round, and tell the listeners."""
         self._infos[info.id] = info
         for listener in self.listeners:
             listener.on_round(info, row)
-
-
-def _read_runs(out: Path) -> dict[str, RunInfo]:
-    """Return the contents of runs.json; nothing if it cannot be read."""
-    try:
-        return {info.id: info for info in read_runs(out)}
-    except ResultsError as error:
-        log.warning("%s It will be rebuilt from the configuration and the checkpoints.", error.message)
-        return {}
 
 
 def default_out(name: str) -> Path:

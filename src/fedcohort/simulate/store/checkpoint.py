@@ -65,11 +65,10 @@ class Checkpoint:
             raise ResultsError(f"The checkpoint {source} is damaged: {error}.") from error
 
 
-def save(folder: Path, group: int, data: bytes, round_: int) -> Path:
-    """Write a packed checkpoint; :func:`prune` removes the group's older ones."""
-    path = folder / f"group-{group}-round-{round_}.npz"
-    write_atomically(path, data)
-    return path
+def save(folder: Path, group: int, data: bytes, round_: int) -> None:
+    """Write a packed checkpoint, then remove the group's older ones. Only now do its rounds count."""
+    write_atomically(folder / f"group-{group}-round-{round_}.npz", data)
+    prune(folder, group)
 
 
 def pause_after(took: float, pause: float) -> float:
