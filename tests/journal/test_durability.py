@@ -230,7 +230,7 @@ def test_commits_that_are_gone_are_missed(tmp_path, left):
             data[: len(data) // 2] if left == "half" else data[:100_000] + bytes([data[100_000] ^ 1]) + data[100_001:]
         )
     for opened in (Session.open, read_journal):
-        with pytest.raises(JournalError, match=r"lacks its newest \d+ of 13 commits"):
+        with pytest.raises(JournalError, match=r"lacks its newest \d+ of 13 events"):
             opened(path)
     done = CliRunner().invoke(app, ["journal", "recover", str(path)])
     assert done.exit_code == 0 and re.search(r"round \d+", done.output)
@@ -286,7 +286,7 @@ def test_a_program_that_ends_without_closing_leaves_a_closed_journal(tmp_path):
     with closing(read_journal(tmp_path / "alone.sqlite")) as journal:
         assert journal.last() == (3, 3)
     found = examine(tmp_path / "alone.sqlite")
-    assert found.valid and found.seal is not None and not found.seal.in_use
+    assert found.valid and found.head is not None and not found.head.in_use
 
 
 def test_a_snapshot_of_a_journal_in_use_is_whole(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 import resource
 import sqlite3
@@ -25,13 +24,12 @@ from fedcohort.core.errors import JournalError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.journal import read_journal
 from fedcohort.journal.codec import compress, decompress, pack
-from fedcohort.journal.database import Seal
 from fedcohort.journal.reading import JournalReader
-from fedcohort.journal.schema import TABLES
 from fedcohort.session.explain import explain_round
 from fedcohort.simulate.store.live import LiveFeed
 from fedcohort.simulate.store.results import ResultsError
 from fedcohort.simulate.store.writer import lock_folder, write_atomically
+from tests.forge import forge
 
 NAMES = ["anna", "ben", "cem", "dora"]
 
@@ -41,21 +39,6 @@ def played(path: Path, rules: object = None, **more: object) -> Path:
         for _ in range(3):
             cohort = session.ask(RoundRequest(2, available=[0, 1, 2]))
             session.tell(RoundReport(cohort.ticket, cohort.clients))
-    return path
-
-
-def forged(path: Path, *statements: tuple[str, tuple[object, ...]]) -> Path:
-    """An attacker who changes a journal also changes its checksums, which are no secret."""
-    with sqlite3.connect(path) as db:
-        for statement, arguments in statements:
-            db.execute(statement, arguments)
-        tables = {}
-        for name, table in TABLES.items():
-            rows = db.execute(f"SELECT {table.names} FROM {name}").fetchall()
-            db.execute(f"DELETE FROM {name}")
-            db.executemany(table.insert, [(*row, table.sum(row)) for row in rows])
-            tables[name] = (len(rows), sum(table.sum(row) for row in rows) % (1 << 64))
-        dataclasses.replace(Seal.read(db), tables=tables).write(db)
     return path
 
 
@@ -75,7 +58,7 @@ def bomb(size: int) -> bytes:
 )
 def test_a_small_journal_does_not_take_the_memory(tmp_path: Path, fact: str, data: bytes | int) -> None:
     data = bomb(data) if isinstance(data, int) else data
-    path = forged(played(tmp_path / "j"), ("INSERT OR REPLACE INTO facts VALUES (0, ?, ?)", (fact, data)))
+    path = forge(played(tmp_path / "j"), ("INSERT OR REPLACE INTO facts VALUES (x'', ?, ?)", (fact, data)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     read = JournalReader.attributes if fact == "attributes" else partial(explain_round, round_=0, client="anna")
     with (
@@ -89,7 +72,7 @@ def test_a_small_journal_does_not_take_the_memory(tmp_path: Path, fact: str, dat
 
 
 def test_lists_of_candidates_and_of_the_excluded_have_the_length_of_the_federation(tmp_path: Path) -> None:
-    path = forged(played(tmp_path / "j"), ("UPDATE cohorts SET candidates = ? WHERE ticket = 1", (bomb(64 << 20),)))
+    path = forge(played(tmp_path / "j"), ("UPDATE candidates SET data = ? WHERE ticket = 1", (bomb(64 << 20),)))
     with closing(read_journal(path)) as journal, pytest.raises(JournalError, match="candidates of ticket 1 takes more"):
         journal.candidates(1, 4)
 
@@ -103,17 +86,17 @@ def codes(data: bytes) -> str:
 @pytest.mark.parametrize(
     ("statement", "data"),
     [
-        ("UPDATE cohorts SET candidates = ? WHERE ticket = 1", bomb(64 << 20)),
-        ("UPDATE cohorts SET candidates = ? WHERE ticket = 1", b"no list"),
+        ("UPDATE candidates SET data = ? WHERE ticket = 1", bomb(64 << 20)),
+        ("UPDATE candidates SET data = ? WHERE ticket = 1", b"no list"),
         ("UPDATE cohorts SET clients = ? WHERE ticket = 1", b'["S300000000", [1], "|u1"]\nx'),
         ("UPDATE replies SET data = ? WHERE ticket = 1", b"r1 1 <u1 = = =loss:900000000\n" + bytes(99)),
         ("UPDATE replies SET data = ? WHERE ticket = 1", b"r1"),
-        ("INSERT INTO scores VALUES (0, 1, '', x'', ?, NULL)", b"s2\n" + bomb(64 << 20)),
-        ("INSERT INTO states VALUES (0, 'shadow', 'field', NULL, ?)", b"no array"),
-        ("INSERT INTO deltas VALUES (0, 9, 'shadow', 'field', ?)", b"no rows"),
-        ("INSERT INTO events VALUES (0, 99, 1.0, 'excluded', ?)", codes(bomb(64 << 20))),
-        ("INSERT INTO events VALUES (0, 99, 1.0, 'excluded', ?)", codes(b"no codes")),
-        ("INSERT INTO events VALUES (0, 99, 1.0, 'mine', ?)", "no body"),
+        ("INSERT INTO scores VALUES (x'', 1, '', x'', ?, NULL)", b"s2\n" + bomb(64 << 20)),
+        ("INSERT INTO states VALUES (x'', 'shadow', 'field', NULL, ?)", b"no array"),
+        ("INSERT INTO deltas VALUES (x'', 9, 'shadow', 'field', ?)", b"no rows"),
+        ("INSERT INTO events VALUES (x'', 99, 1.0, 'excluded', ?)", codes(bomb(64 << 20))),
+        ("INSERT INTO events VALUES (x'', 99, 1.0, 'excluded', ?)", codes(b"no codes")),
+        ("INSERT INTO events VALUES (x'', 99, 1.0, 'mine', ?)", "no body"),
     ],
 )
 def test_what_cannot_be_read_is_damage(
@@ -121,7 +104,7 @@ def test_what_cannot_be_read_is_damage(
 ) -> None:
     path = played(tmp_path / "j", audit=audit)
     assert examine(path).valid
-    forged(path, (statement, (data,)))
+    forge(path, (statement, (data,)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     done = CliRunner().invoke(app, ["journal", "verify", str(path), replay])
     assert done.exit_code == 1 and "contents WRONG" in done.output, done.output
@@ -135,11 +118,11 @@ def test_a_million_clients_are_no_bomb(tmp_path: Path) -> None:
     facts = {"names": packed, "n": b"1000000", "active": pack(np.packbits(np.ones(1_000_000, np.bool_)))}
     said = compress(json.dumps({name: {"region": "north", "battery": 80} for name in names}).encode())
     changes = [
-        ("INSERT OR REPLACE INTO facts VALUES (0, ?, ?)", pair) for pair in {**facts, "attributes": said}.items()
+        ("INSERT OR REPLACE INTO facts VALUES (x'', ?, ?)", pair) for pair in {**facts, "attributes": said}.items()
     ]
     mask = compress(np.packbits(np.ones(1_000_000, np.bool_)).tobytes())
-    changes.append(("UPDATE cohorts SET candidates = ? WHERE ticket = 0", (mask,)))
-    path = forged(played(tmp_path / "j"), *changes)
+    changes.append(("UPDATE candidates SET data = ? WHERE ticket = 0", (mask,)))
+    path = forge(played(tmp_path / "j"), *changes)
     with closing(read_journal(path)) as journal:
         assert journal.table()[0].names[-1] == names[-1] and len(journal.attributes()) == 1_000_000
         assert len(journal.candidates(0, 1_000_000)) == 1_000_000
@@ -212,7 +195,7 @@ def evil(tmp_path: Path) -> Path:
     """A journal that names a file."""
     spec = {"name": "evil", "class": "evil:Evil", "reference": f"{tmp_path}/evil.py:Evil", "params": {}}
     path = played(tmp_path / "evil.sqlite")
-    forged(path, ("UPDATE meta SET value = ? WHERE key = 'selector'", (json.dumps(spec),)))
+    forge(path, ("UPDATE meta SET value = ? WHERE key = 'selector'", (json.dumps(spec),)))
     (tmp_path / "evil.py").write_text(EVIL)
     return path
 
@@ -239,7 +222,7 @@ def test_no_command_imports_what_a_journal_names(evil: Path, words: list[str]) -
 def test_a_selector_around_another_imports_nothing_either(evil: Path) -> None:
     params = {"of": f"{evil.with_name('evil.py')}:Evil", "params": None, "tail": 0.2, "audit": None}
     spec = {"name": "bounded", "class": "x:Bounded", "reference": None, "params": params}
-    forged(evil, ("UPDATE meta SET value = ? WHERE key = 'selector'", (json.dumps(spec),)))
+    forge(evil, ("UPDATE meta SET value = ? WHERE key = 'selector'", (json.dumps(spec),)))
     assert "evil.py:Evil" in {f.check: f.text for f in examine(evil).findings}["replay"]
     with pytest.raises(JournalError, match=r"evil\.py:Evil"):
         Session.open(evil)
@@ -251,7 +234,7 @@ def test_a_shadow_from_a_file_is_neither_imported_nor_lost(evil: Path) -> None:
         "s": {"name": "evil", "class": "evil:Evil", "reference": f"{evil.with_name('evil.py')}:Evil", "params": {}}
     }
     own = {"name": "uniform", "class": "x:Uniform", "reference": None, "params": {}}
-    forged(
+    forge(
         evil,
         ("UPDATE meta SET value = ? WHERE key = 'selector'", (json.dumps(own),)),
         ("UPDATE meta SET value = ? WHERE key = 'shadows'", (json.dumps(shadow),)),

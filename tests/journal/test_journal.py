@@ -86,12 +86,12 @@ def test_another_schema_and_a_foreign_database_are_errors(tmp_path):
     Session(create("uniform"), ClientTable(n=3), journal=path).close()
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA user_version = 99")
-    with pytest.raises(JournalError, match=r"format 99\b.*format 4\b"):
+    with pytest.raises(JournalError, match=r"format 99\b"):
         Session.open(path)
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA user_version = 1")
     for opened in (Session.open, read_journal):
-        with pytest.raises(JournalError, match=r"format 1\b.*format 4\b"):
+        with pytest.raises(JournalError, match=r"format 1\b"):
             opened(path)
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as database:

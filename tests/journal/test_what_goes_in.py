@@ -87,7 +87,7 @@ def continued(path, **changes):
         ({"seed": 5}, "seed is 4.* 5 "),
         ({"signals": {Signal.LOSS}}, "supplies duration, loss,.* loss"),
         ({"signals": None}, r"duration, loss,.*signals=None"),
-        ({"audit": True}, "not chained for an audit"),
+        ({"audit": True}, "cannot be audited"),
         ({"clients": ClientTable(names=["a", "b"], sizes=[1, 2])}, "3 clients, .*2"),
         ({"clients": ClientTable(names=["a", "x", "c"], sizes=[1, 2, 3])}, "client 1 .*'b'.*'x'"),
         ({"clients": ClientTable(names=["a", "b", "c"], sizes=[1, 2, 9])}, "sizes or labels of its client 'c'"),

@@ -1,9 +1,9 @@
 """Check that every cohort was the selector's choice, by recomputing a journal's rounds from its seed and inputs.
 
 A server that picks colluders on purpose breaks the promises of secure aggregation and differential privacy (Lotto,
-USENIX Security 2024). A journal written with ``audit=True`` is a chain of digests that begins with a commitment to the
-seed. :func:`audit_journal` checks the chain and replays the session with the same seed, clients, candidates, answers
-and reports. Every cohort must come out as recorded.
+USENIX Security 2024). The first link of a journal's chain of digests commits to the seed, because the digest of a row
+is salted. With ``audit=True`` the journal also has everything that a replay needs. :func:`audit_journal` replays the
+session with the same seed, clients, candidates, answers and reports. Every cohort must come out as recorded.
 
 A server has other ways to get the cohorts it likes: abandon draws until one suits it, change the selector, or exclude
 all other clients by rules. All of these are recorded, so an audit counts, shows and judges them.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from fedcohort.core.protocol import Selector, Status
 from fedcohort.core.selector_spec import described_name, rebuild_selector, selector_name
 from fedcohort.core.validate import instance, integer, mapping, text
 from fedcohort.journal import CohortRow, Journal, ReplyBlock, read_journal
-from fedcohort.journal.chain import PARTS, START, Link, links, next_link, payload_of, start_payload, strays, with_news
+from fedcohort.journal.chain import TAGS, Link, links, table_of
 from fedcohort.journal.codec import unpack_many
 from fedcohort.journal.events import (
     ABANDONED,
@@ -41,14 +41,20 @@ from fedcohort.journal.events import (
     RECOVERED,
     SELECTOR,
 )
+from fedcohort.journal.schema import TABLES
 from fedcohort.journal.signing import is_signed
-from fedcohort.journal.tables import table_of
+from fedcohort.journal.tables import table_of as client_table
+from fedcohort.journal.tables import version_facts
 from fedcohort.session.rules import Rules
 
 _SHARE = 0.1  # the share of draws that may be abandoned without a recorded failure
 _NAMED = 12  # at most this many clients are named in a remark
 _SIGNED = "signed "  # comes before the signature in a receipt
 _SIGNATURE = 128  # hexadecimal digits
+_ONCE = frozenset({"cohorts", "candidates", "closed", "replies", "scores", "events", "answers", "versions"})
+"""Tables whose rows are written once; the others hold what changes."""
+_FIXED = frozenset({"seed", "selector", "signals", "signer", "audit", "asynchronous", "created", "fedcohort"})
+"""Keys of the metadata that the first link covers for good."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ def audit_journal(
     receipts: Mapping[str, str] | None = None,
     public: str | None = None,
 ) -> AuditResult:
-    """Check a journal's chain and recompute all its cohorts.
+    """Recompute all cohorts of a journal. One whose rows do not match its chain cannot be opened at all.
 
     Parameters
     ----------
@@ -155,9 +161,10 @@ def confirm(
 ) -> AuditResult:
     """Check an open journal; see :func:`audit_journal`."""
     meta = journal.meta()
-    if meta.get("audit") is None:
+    if not meta["audit"]:
         raise JournalError(
-            f"The journal {journal.path} was written without a chain, so nothing can be confirmed.",
+            f"The journal {journal.path} was written without audit=True, so not everything that its cohorts depend on "
+            "is on record.",
             hint="start sessions with audit=True",
         )
     audit = _Audit(journal, meta, rebuild_selector(meta["selector"], selector, journal.path))
@@ -169,10 +176,12 @@ class CannotBeConfirmed(DoesNotFollow):
 
 
 class _Audit(Replay):
-    """A replay of a chained journal, in the order of the chain's links."""
+    """A replay of a journal in the order of its chain's links."""
 
     def __init__(self, journal: Journal, meta: Mapping[str, Any], selector: Selector[Any]) -> None:
         super().__init__(journal, meta, selector)
+        self.chain = list(links(journal.database.connection))
+        self.rows = dict(_rows(journal))
         self.facts: dict[str, bytes] = {}
         self.abandoned = {int(b["ticket"]): str(b["reason"]) for b in journal.events(ABANDONED)}
         self.answers: dict[int, Mapping[str, AnyArray]] = {}
@@ -186,8 +195,6 @@ class _Audit(Replay):
         self.singled_out = False  # whether rules treat some clients differently
         self.recorded_again = 0  # metrics of the model that were recorded again
         self.remarks: list[str] = []
-        self.replaying = True
-        self.tip = START  # the newest link so far
 
     def run(self, seed: int | None, receipts: Mapping[str, str], public: str | None) -> AuditResult:
         """Check everything; later checks rely on earlier ones."""
@@ -195,15 +202,15 @@ class _Audit(Replay):
         try:
             if seed is not None and seed != self.meta["seed"]:
                 raise DoesNotFollow(f"The recorded seed is {self.meta['seed']}, but {seed} was agreed on.")
-            chain = self._chain()
-            removed = sum(link.removed for link in chain)
-            # A session cannot be replayed past a gap, but the chain can still be checked.
-            self.replaying = not removed
-            self._follow(chain)
-            self._check_rest(chain)
-            self._check_signature(self.tip.hex(), public)
-            # Receipts prove something only against a chain that holds.
-            self._check_receipts(receipts, {link.link.hex() for link in chain}, public)
+            self._check_beginning()
+            gone = Counter(table_of(d) for link in self.chain for d in link.added if d not in self.rows)
+            deleted = sum(_deleted_metrics(link) for link in self.chain)
+            self.recorded_again = gone["metrics"] - deleted
+            removed = sum(gone[table] for table in _ONCE) + deleted
+            if not removed:  # a session cannot be replayed past a gap
+                self._replay()
+            self._check_signature(public)
+            self._check_receipts(receipts, public)
             self._count()
             if removed:
                 raise self._removed_error(removed)
@@ -216,27 +223,13 @@ class _Audit(Replay):
             problem, wrong = str(broken), True
         return self._result(problem, wrong)
 
-    def _follow(self, chain: list[Link]) -> None:
-        """Check that each link follows from the one before, and replay what it covers."""
-        newest = {(link.kind, link.key): link.number for link in chain if not link.removed}
-        for link in chain:
-            if next_link(self.tip, link.kind, link.digest) != link.link:
-                raise DoesNotFollow(
-                    f"{self._link_name(link)} was changed after it was recorded: the chain breaks there."
-                )
-            self.tip = link.link
-            if not link.removed:
-                self._check(link, newest[link.kind, link.key])
-            if self.replaying:
-                self._step(link)
-
     def _result(self, problem: str | None, wrong: bool) -> AuditResult:
         names = self.final.names
         drawn, abandoned, unexplained = self._draws()
         return AuditResult(
             problem,
             self.rounds,
-            self.tip.hex(),
+            self.chain[-1].head.link.hex(),
             draws=len(drawn),
             abandoned=len(abandoned),
             unexplained=len(unexplained),
@@ -256,43 +249,15 @@ class _Audit(Replay):
 
     # -- is the record complete? ---------------------------------------------------------------------------------------
 
-    def _chain(self) -> list[Link]:
-        try:
-            chain = list(links(self.journal.database))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DoesNotFollow(f"The chain cannot be read: {type(error).__name__}: {error}.") from error
-        if not chain or chain[0].kind != "start" or chain[0].kept != start_payload(self.meta):
-            raise DoesNotFollow("The commitment to seed, selector and signals was changed after it was recorded.")
-        return chain
+    def _check_beginning(self) -> None:
+        """Raise an error if the seed, the selector or the like was replaced by a later link."""
+        begun = {self.rows[digest] for digest in self.chain[0].added if digest in self.rows}
+        changed = [key for key in self.meta if key in _FIXED and ("meta", (key,)) not in begun]
+        if changed:
+            raise DoesNotFollow(f"What is stored under {changed[0]!r} was changed after it was recorded.")
 
-    def _check(self, link: Link, newest: int) -> None:
-        """Raise an error if a link does not match what is on record."""
-        if link.number != newest:
-            # If something was recorded several times, only its newest link matches. Most things are recorded once.
-            if link.kind in PARTS and not PARTS[link.kind].repeatable:
-                raise DoesNotFollow(f"{self._link_name(link)} is in the chain twice.")
-            if link.kind in PARTS:
-                self.recorded_again += link.kind == "metrics"
-                return
-        if not link.fits(payload_of(self.journal.database, link)):
-            raise DoesNotFollow(f"{self._link_name(link)} was changed after it was recorded.")
-        try:
-            if link.kind == "table":
-                self.facts = with_news(self.facts, link.kept)
-            elif link.kind == "answer":
-                self.answers[link.key[0]] = unpack_many(link.kept)
-        except (ValueError, TypeError, LookupError) as error:
-            raise DoesNotFollow(f"{self._link_name(link)} cannot be read: {type(error).__name__}: {error}.") from error
-
-    def _check_rest(self, chain: list[Link]) -> None:
-        """Raise an error if something is on record but not in the chain."""
-        for kind, key in strays(self.journal.database, chain):
-            raise DoesNotFollow(f"{self._record_name(kind, key)} is on record but not in the chain.")
-        stored = {name: data for name, data in self.journal.facts().items() if name != "attributes"}
-        if {name: data for name, data in self.facts.items() if name in stored} != stored:
-            raise DoesNotFollow("The table of clients was changed after it was recorded.")
-
-    def _check_receipts(self, receipts: Mapping[str, str], seen: set[str], public: str | None) -> None:
+    def _check_receipts(self, receipts: Mapping[str, str], public: str | None) -> None:
+        seen = {link.head.link.hex() for link in self.chain}
         for line, origin in receipts.items():
             commitment, _, details = line.partition(" ")  # there are no details if only the commitment was kept
             source = f"{details}; {origin}" if details else origin
@@ -305,14 +270,15 @@ class _Audit(Replay):
             if public is not None and signed and not is_signed(commitment, signature[:_SIGNATURE], public):
                 raise DoesNotFollow(f"The commitment {commitment} ({source}) was not signed with the key {public}.")
 
-    def _check_signature(self, tip: str, public: str | None) -> None:
-        signer = self.meta.get("signer")
+    def _check_signature(self, public: str | None) -> None:
+        signer = self.meta["signer"]
         if public is not None and signer != public:
             state = "is not signed, and so not" if signer is None else f"is signed with the key {signer}, not"
             raise DoesNotFollow(f"The journal {state} with {public}.")
         if signer is not None:
-            head, signature = self.meta.get("signature") or ("", "")
-            if head != tip or not is_signed(tip, signature, signer):
+            # Whoever copies a journal adds an empty link, and needs no key for that.
+            newest = next(link for link in reversed(self.chain) if not link.empty)
+            if not is_signed(newest.head.link.hex(), (newest.signature or b"").hex(), signer):
                 raise DoesNotFollow(f"The newest link is not signed with the key {signer}; every link must be.")
 
     def _removed_error(self, removed: int) -> DoesNotFollow:
@@ -327,46 +293,41 @@ class _Audit(Replay):
             "rely on an earlier audit."
         )
 
-    def _link_name(self, link: Link) -> str:
-        return self._record_name(link.kind, link.key)
-
-    def _record_name(self, kind: str, key: tuple[Any, ...]) -> str:
-        match kind, key:
-            case ("start", _):
-                return "The commitment to seed, selector and signals"
-            case ("table" | "attributes", _):
-                return "The table of clients"
-            case ("cohort" | "candidates" | "answer" | "close" | "scores", (int(ticket), *_)):
-                return f"Round {self.cohorts[ticket].round}" if ticket in self.cohorts else f"Ticket {ticket}"
-            case ("replies", (number,)):
-                return f"A report (row {number})"
-            case ("metrics", (round_, name)):
-                return f"The number {name!r} of round {round_}"
-            case ("event", (number,)):
-                return f"An event (row {number})"
-            case ("meta", (name,)):
-                return f"What is stored under {name!r}"
-            case _:
-                return f"Something that was removed ({kind})"
-
     # -- does it follow? ---------------------------------------------------------------------------------------------
 
-    def _step(self, link: Link) -> None:
-        match link.kind:
-            case "table":
-                self._table()
-            case "cohort":
-                self.choose(link.key[0], self.answers.pop(link.key[0], None))
+    def _replay(self) -> None:
+        for link in self.chain:
+            for place in [self.rows[digest] for digest in link.added if digest in self.rows]:
+                try:
+                    self._step(*place)
+                except (JournalError, ValueError, TypeError, LookupError) as error:
+                    raise DoesNotFollow(f"The row {place} does not fit the others: {error}") from error
+        stored = {name: data for name, data in self.journal.facts().items() if name != "attributes"}
+        if self.facts != stored:
+            raise DoesNotFollow("The table of clients is not the newest version of it.")
+
+    def _step(self, table: str, key: tuple[Any, ...]) -> None:
+        number = key[0]
+        match table:
+            case "versions":
+                self._table(number)
+            case "answers":
+                self.answers[number] = unpack_many(self._stored(table, number))
+            case "cohorts":
+                self.choose(number, self.answers.pop(number, None))
             case "replies":
-                block = self.journal.reply_block(link.key[0])
+                block = self.journal.reply_block(number)
                 if not block.late:
                     self.replies.setdefault(block.ticket, []).append(block)
-            case "close":
-                ticket = link.key[0]
-                if len(self.cohorts[ticket].clients):
-                    self.tell(ticket, self.replies.pop(ticket, []), self.abandoned.get(ticket))
-            case "event":
-                self._apply_event(*self.journal.numbered_event(link.key[0]))
+            case "closed":
+                if len(self.cohorts[number].clients):
+                    self.tell(number, self.replies.pop(number, []), self.abandoned.get(number))
+            case "events":
+                self._apply_event(*self.journal.numbered_event(number))
+
+    def _stored(self, table: str, number: int) -> bytes:
+        ((data,),) = self.journal.database.fetch(f"SELECT data FROM {table} WHERE {TABLES[table].where_key}", (number,))
+        return bytes(data)
 
     def _apply_event(self, kind: str, body: Mapping[str, Any]) -> None:
         try:
@@ -383,8 +344,9 @@ class _Audit(Replay):
                 f"From round {body.get('round')} on: {error.message} {error.hint or ''}".strip()
             ) from error
 
-    def _table(self) -> None:
-        table, active = table_of(self.facts)
+    def _table(self, version: int) -> None:
+        self.facts = version_facts(self.facts, self._stored("versions", version))
+        table, active = client_table(self.facts)
         if self.session is None:
             self.start(table)
         session = self.playing
@@ -508,14 +470,27 @@ class _Audit(Replay):
             )
 
 
+def _deleted_metrics(link: Link) -> int:
+    """Return how many metrics an event deleted without recording others in their place."""
+    added, removed = ([table_of(digest) for digest in digests].count("metrics") for digests in link[1:3])
+    return max(removed - added, 0)
+
+
+def _rows(journal: Journal) -> Iterator[tuple[bytes, tuple[str, tuple[Any, ...]]]]:
+    """Yield the tagged digest of each row, with its table and key."""
+    for name, table in TABLES.items():
+        for salt, *row in journal.database.fetch(f"SELECT salt, {table.names} FROM {name}"):
+            yield TAGS[name] + table.digest(salt, row), (name, tuple(row[: len(table.key)]))
+
+
 def _list_of(tickets: Sequence[int], reasons: Mapping[int, str]) -> str:
     more = f" and {len(tickets) - 3} more" if len(tickets) > 3 else ""
     return "; ".join(f"ticket {t} ({reasons[t]})" for t in tickets[:3]) + more
 
 
 def receipt(journal: Journal, ticket: int, round_: int) -> str | None:
-    """Return the receipt that a client gets with every task: the newest link, the draw, and the signature."""
-    if journal.commitment is None:
+    """Return what a client of an audited run gets with every task: the newest link, the draw, the signature."""
+    if not journal.audited:
         return None
     signature = journal.signature
     signed = "" if signature is None else f", {_SIGNED}{signature}"

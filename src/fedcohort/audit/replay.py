@@ -1,6 +1,6 @@
 """Replay a session from its journal: the same seed, clients, candidates, answers and reports give the same cohorts.
 
-A chained journal (``audit=True``) records everything that this needs, in order; see :mod:`fedcohort.audit.choices`. Any
+An audited journal (``audit=True``) records everything that this needs; see :mod:`fedcohort.audit.choices`. Any
 other journal has cohorts, reports and events with their times. That is enough if the selector asks no questions and the
 clients' facts did not change; otherwise :func:`check` says why a replay is not possible.
 """
@@ -189,7 +189,7 @@ class ReplayResult:
 
 
 def check(journal: Journal) -> ReplayResult:
-    """Replay a journal without a chain, and compare every cohort and the selector's final state."""
+    """Replay a journal without ``audit=True``, and compare every cohort and the selector's final state."""
     obstacle = _obstacle(journal)
     if obstacle is not None:
         return ReplayResult(False, 0, obstacle)

@@ -15,15 +15,17 @@ from fedcohort.audit.choices import confirm
 from fedcohort.audit.replay import check as check_replay
 from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.core.version import __version__
-from fedcohort.journal import Journal
-from fedcohort.journal.chain import links
+from fedcohort.journal import Journal, read_journal
+from fedcohort.journal.chain import Head, read_head
 from fedcohort.journal.codec import unpack_many
-from fedcohort.journal.database import Database, Seal
+from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED
+from fedcohort.journal.format4 import is_format_4
 from fedcohort.journal.integrity import check_version, file_problems, missing, row_problems
 from fedcohort.journal.lock import Mark
 from fedcohort.journal.opening import open_unchecked
 from fedcohort.journal.reading import excluded_clients
+from fedcohort.journal.schema import TABLES
 from fedcohort.session.resume import next_round
 
 _SHOWN = 5  # at most this many problems of one kind are named
@@ -50,12 +52,12 @@ class Examination:
 
     Attributes
     ----------
-    seal : Seal or None
-        How often it was opened and committed, and whether it is in use; None if rows are damaged.
+    head : Head or None
+        The newest link of the chain; None if rows are damaged.
     """
 
     path: Path
-    seal: Seal | None
+    head: Head | None
     findings: tuple[Finding, ...]
 
     @property
@@ -74,18 +76,23 @@ def examine(path: str | Path, *, replay: bool = True) -> Examination:
     """
     path = Path(path)
     database, mark, companion = open_unchecked(path)
+    if is_format_4(database.connection):
+        database.close()
+        with closing(read_journal(path)) as journal:
+            rows = Finding("rows", True, "all are as they were written, in format 4")
+            return Examination(path, None, (rows, *_meaning(journal, replay)))
     with closing(Journal(database, path)) as journal, database.errors():
         database.connection.execute("BEGIN")  # the journal may be in use; a transaction reads one state of it
         check_version(database.connection, path)
         findings = [_file(database), _rows(database)]
-        seal = None
+        head = None
         if findings[-1].valid:
-            seal = Seal.read(database.connection)
-            findings.append(_commits(path, seal, mark, companion))
+            head = read_head(database.connection)
+            findings.append(_events(path, head, mark, companion))
         # A replay of damaged rows would blame the selector.
         if all(finding.valid for finding in findings[:2]):
             findings += _meaning(journal, replay)
-        return Examination(path, seal, tuple(findings))
+        return Examination(path, head, tuple(findings))
 
 
 def _meaning(journal: Journal, replay: bool) -> Iterator[Finding]:
@@ -118,9 +125,10 @@ def _read_everything(journal: Journal) -> None:
         for body in journal.events(kind):
             if kind == EXCLUDED:
                 excluded_clients(body, clients)
-    for link in links(journal.database):
-        if link.kind == "answer" and link.kept:
-            unpack_many(link.kept)
+    for (data,) in fetch("SELECT data FROM answers"):
+        unpack_many(data)
+    for _ in journal.versions():
+        pass
 
 
 def _join_problems(problems: Iterable[str]) -> str:
@@ -139,19 +147,22 @@ def _rows(database: Database) -> Finding:
     wrong = _join_problems(row_problems(database.connection))
     if wrong:
         return Finding("rows", False, wrong)
-    tables = Seal.read(database.connection).tables
-    return Finding("rows", True, f"all {sum(rows for rows, _ in tables.values()):,} are as they were written")
+    rows = sum(database.fetch(f"SELECT COUNT(*) FROM {name}")[0][0] for name in TABLES)
+    return Finding("rows", True, f"all {rows:,} are as they were written")
 
 
-def _commits(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> Finding:
-    lost = missing(path, seal, mark, companion)
+def _events(path: Path, head: Head, mark: Mark | None, companion: bool) -> Finding:
+    lost = missing(path, head, mark, companion)
     if lost is not None:
-        return Finding("commits", False, lost)
-    state = "in use, or left without being closed" if seal.in_use else "closed"
-    known = "" if mark is not None and mark.id == seal.id else "; no .lock file next to it says how many there were"
-    times = "once" if seal.generation == 1 else f"{seal.generation:,} times"
-    text = f"all {seal.commits:,} are present; opened {times}; {state}{known}"
-    return Finding("commits", True, text)
+        return Finding("events", False, lost)
+    state = "in use, or left without being closed" if head.in_use else "closed"
+    known = (
+        ""
+        if mark is not None and mark.id == head.first[: Mark.DIGITS]
+        else "; no .lock file next to it says how many there were"
+    )
+    times = "once" if head.generation == 1 else f"{head.generation:,} times"
+    return Finding("events", True, f"all {head.number:,} are present; opened {times}; {state}{known}")
 
 
 def _order(journal: Journal) -> Finding:
@@ -184,7 +195,7 @@ def _rules(journal: Journal) -> Iterator[Finding]:
 
 
 def _again(journal: Journal) -> Finding:
-    if journal.meta().get("audit") is not None:
+    if journal.meta()["audit"]:
         return _audit_finding(journal)
     try:
         outcome = check_replay(journal)
@@ -212,7 +223,7 @@ def _audit_finding(journal: Journal) -> Finding:
     if not verdict.confirmed:
         return Finding("replay", False if verdict.wrong else None, str(verdict.problem))
     more = "".join(f"; {remark}" for remark in verdict.remarks)
-    return Finding("replay", True, f"the chain holds, and all {verdict.rounds:,} cohorts follow from the seed{more}")
+    return Finding("replay", True, f"all {verdict.rounds:,} cohorts follow from the seed{more}")
 
 
 def _release(version: object) -> tuple[str, ...]:

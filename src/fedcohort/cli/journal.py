@@ -48,9 +48,9 @@ def verify(
 ) -> None:
     """Check a journal for damage and inconsistencies.
 
-    The checks cover the file, checksums, commits, order and rules, and whether the cohorts follow from the seed. Checks
-    that are not possible with this journal are listed. Nothing is changed, so the folder may be read-only. Exits with 1
-    if something is wrong.
+    The checks cover the file, the chain of digests, order and rules, and whether the cohorts follow from the seed.
+    Checks that are not possible with this journal are listed. Nothing is changed, so the folder may be read-only. Exits
+    with 1 if something is wrong.
 
     Example: fedcohort journal verify run.sqlite
     """
@@ -61,9 +61,9 @@ def verify(
             {
                 "valid": result.valid,
                 "version": SCHEMA_VERSION,
-                "commits": None if result.seal is None else result.seal.commits,
-                "generation": None if result.seal is None else result.seal.generation,
-                "in_use": None if result.seal is None else result.seal.in_use,
+                "events": None if result.head is None else result.head.number,
+                "generation": None if result.head is None else result.head.generation,
+                "in_use": None if result.head is None else result.head.in_use,
                 "checks": [{"check": f.check, "valid": f.valid, "text": f.text} for f in result.findings],
             }
         )
@@ -98,15 +98,15 @@ def recover(
     journal: JournalArgument,
     sign: SignOption = None,
 ) -> None:
-    """Accept that a journal's newest commits are lost, so that the run can continue.
+    """Accept that a journal's newest events are lost, so that the run can continue.
 
     The loss is recorded in the journal.
 
     Example: fedcohort journal recover run.sqlite
     """
     result = examine(journal, replay=False)
-    commits = next((f for f in result.findings if f.check == "commits"), None)
-    if commits is not None and commits.valid:
+    events = next((f for f in result.findings if f.check == "events"), None)
+    if events is not None and events.valid:
         say(out(), f"{journal} is complete; nothing was changed.")
         return
     key = None if sign is None else Signer(sign)

@@ -2,8 +2,7 @@
 
 If clients are asked one by one, the candidates of two cohorts differ only by the few clients that came, went or started
 to train in between. Packing all bits would then take longer than everything else. A difference always refers to a
-cohort whose bits are stored whole, so reading it takes two rows. A chained journal stores no differences, because a
-link must not depend on a row that may be pruned.
+cohort whose bits are stored whole, so reading it takes two rows.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
-"""The database that holds a journal: rows with checksums, and a seal over all of them in every commit.
-
-For each table, the seal holds the number of rows and the sum of their checksums. So it also reveals rows that vanished
-or came back from an earlier state. It counts how often the journal was opened and committed, and says whether it is
-in use.
-"""
+"""The database that holds a journal: its rows, and a link of the chain for each event that writes any."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
-import json
 import os
 import secrets
 import shutil
@@ -18,80 +11,33 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fedcohort.core.errors import JournalError
 from fedcohort.core.files import sync_folder
+from fedcohort.journal.chain import TAGS, Head, read_head
 from fedcohort.journal.lock import COMPANIONS, Lock, Mark
-from fedcohort.journal.schema import ERRORS, SEAL, TABLES
+from fedcohort.journal.schema import ERRORS, TABLES
+from fedcohort.journal.signing import Signer
 
 Commit = Literal["always", "manual"]
 CHECKPOINT_SECONDS = 30.0  # the main file may lag this far behind its companion
-_WRAP = 1 << 64  # sums of checksums wrap around here, so their size stays fixed
-_REWRITTEN = ("states", "meta")  # small tables whose rows are replaced in every round
-_compact_json = json.JSONEncoder(separators=(",", ":")).encode
+_SALT = 16  # bytes
+_REWRITTEN = frozenset({"meta", "facts", "states", "deltas"})  # few rows, which are replaced all the time
 _REOPEN = "close the session and continue it with Session.open(path), once the cause is fixed"
 
 
-@dataclass(frozen=True)
-class Seal:
-    """What a commit says about the whole journal.
-
-    Parameters
-    ----------
-    id : str
-        A random number drawn when the journal was created.
-    generation : int
-        How often the journal was opened for writing.
-    in_use : bool
-        Whether a session had it open.
-    tables : dict of str to (number of rows, sum of their checksums)
-    """
-
-    id: str
-    generation: int
-    commits: int
-    in_use: bool
-    tables: dict[str, tuple[int, int]]
-
-    @classmethod
-    def fresh(cls) -> Seal:
-        """Return the seal of a new journal."""
-        return cls(secrets.token_hex(16), 1, 0, True, dict.fromkeys(TABLES, (0, 0)))
-
-    @classmethod
-    def read(cls, connection: sqlite3.Connection) -> Seal:
-        """Return the seal in a database; raise :class:`JournalError` if it is missing or damaged."""
-        rows = connection.execute(f"SELECT {SEAL.names}, sum FROM seal").fetchall()
-        if len(rows) != 1 or SEAL.sum(rows[0][:-1]) != rows[0][-1]:
-            raise JournalError("The seal over all rows is not as it was written.")
-        body = json.loads(rows[0][1])
-        body["tables"] = {name: tuple(pair) for name, pair in body["tables"].items()}
-        return cls(**body)
-
-    def write(self, connection: sqlite3.Connection) -> None:
-        """Write the seal within the current transaction."""
-        row = (0, _compact_json(vars(self)))
-        connection.execute(SEAL.replace, (*row, SEAL.sum(row)))
-
-    @property
-    def mark(self) -> Mark:
-        """What the lock file says about this commit."""
-        return Mark(self.id, self.commits)
-
-
 class Database:
-    """A connection that keeps checksums and the seal up to date as rows are written.
+    """A connection that adds what it writes to the chain.
 
     Parameters
     ----------
     connection : sqlite3.Connection
     name : str
         The journal's name in messages.
-    seal : Seal, optional
-        Without a seal (in memory, or for reading), rows get no checksums.
+    head : Head, optional
+        The newest link. Without one (in memory, or for reading), rows are not chained.
     commit : "always" or "manual"
     being_created : Path, optional
         The file that holds the rows until :meth:`establish`.
@@ -104,7 +50,7 @@ class Database:
         connection: sqlite3.Connection,
         name: str,
         *,
-        seal: Seal | None = None,
+        head: Head | None = None,
         lock: Lock | None = None,
         commit: Commit = "always",
         being_created: Path | None = None,
@@ -116,11 +62,15 @@ class Database:
         self.manual = commit == "manual"
         self._connection: sqlite3.Connection | None = connection
         self._lock = lock
-        self._seal = seal
-        self._tables = {} if seal is None else dict(seal.tables)
+        self.head = head
+        self._durable = head  # in manual mode, the newest link that is committed
+        self.signer: Signer | None = None
+        # Of the current event: the tagged digests of rows that it wrote, and of those that it replaced or deleted.
+        self._added: list[bytes] = []
+        self._removed: list[bytes] = []
+        # Tagged digests of rows that are often replaced. Otherwise each of them would be read before it is replaced.
+        self._digests: dict[tuple[str, tuple[Any, ...]], bytes] = {}
         self._last: dict[str, int] = {}  # the highest id in each table
-        self._sums: dict[tuple[str, tuple[Any, ...]], int] = {}  # checksums of rows that are often replaced
-        self._dirty = False
         self._unusable: tuple[str, str] | None = None
         self._checkpointed = time.monotonic()
 
@@ -161,20 +111,14 @@ class Database:
             problem = f"could not be used: {error}"
         return JournalError(f"The journal {self.name} {problem}.", hint=hint)
 
-    @property
-    def seal(self) -> Seal:
-        """The seal of the newest commit."""
-        assert self._seal is not None, "only a journal that is being written has a seal"
-        return self._seal
-
     # -- rows -----------------------------------------------------------------------------------------------------
 
     def add(self, name: str, *values: Any) -> None:
         """Add a row."""
         table = TABLES[name]
+        # SQLite may return other types than it was given, such as 1.0 for 1. The digest is of what it returns.
         row = table.to_stored_types(values)
-        # SQLite may return other types than it was given, such as 1.0 for 1. The checksum is of what it returns.
-        self.connection.execute(table.insert, (*row, self._add_to_seal(name, row)))
+        self.connection.execute(table.insert, (self._chain_row(name, row), *row))
 
     def append(self, name: str, *values: Any) -> int:
         """Add a row under the next id and return the id."""
@@ -189,62 +133,76 @@ class Database:
         table = TABLES[name]
         row = table.to_stored_types(values)
         key = row[: len(table.key)]
-        if self._seal is not None:
-            # A few rows are replaced in every round. Remembering their checksums saves a query each time.
-            known = self._sums.get((name, key))
-            self._remove_from_seal(name, self.fetch(table.select_sum, key) if known is None else [(known,)])
-        check = self._add_to_seal(name, row)
-        self.connection.execute(table.replace, (*row, check))
-        if name in _REWRITTEN:
-            self._sums[name, key] = check
+        known = self._digests.get((name, key))
+        if known is not None:
+            self._removed.append(known)
+        else:
+            self._unchain(name, table.where_key, key)
+        self.connection.execute(table.replace, (self._chain_row(name, row), *row))
 
     def change(self, name: str, key: Sequence[Any], **values: Any) -> None:
-        """Change columns of the row with this key."""
+        """Change columns of the row with this key, which keeps its place."""
         table = TABLES[name]
-        rows = self.fetch(f"SELECT {table.names}, sum FROM {name} WHERE {table.where_key}", key)
+        rows = self.fetch(f"SELECT {table.names} FROM {name} WHERE {table.where_key}", key)
         if not rows:
             raise JournalError(f"The journal {self.name} has no row {tuple(key)} of {name}.")
-        *before, check = rows[0]
-        after = dict(zip(table.columns, before, strict=True)) | values
-        row = table.to_stored_types(tuple(after.values()))
-        self._remove_from_seal(name, [(check,)])
-        self._sums.pop((name, row[: len(table.key)]), None)  # the next put() must not count with the old checksum
-        changes = ", ".join(f"{column} = ?" for column in values)
-        new = [row[table.columns.index(column)] for column in values]
-        statement = f"UPDATE {name} SET {changes}, sum = ? WHERE {table.where_key}"
-        self.connection.execute(statement, (*new, self._add_to_seal(name, row), *key))
+        self._unchain(name, table.where_key, key)
+        row = table.to_stored_types(tuple((dict(zip(table.columns, rows[0], strict=True)) | values).values()))
+        changes = ", ".join(f"{column} = ?" for column in ("salt", *table.columns))
+        salt = self._chain_row(name, row)
+        self.connection.execute(f"UPDATE {name} SET {changes} WHERE {table.where_key}", (salt, *row, *key))
 
     def delete(self, name: str, where: str, arguments: Sequence[Any]) -> None:
         """Delete the rows that satisfy a condition."""
-        self._remove_from_seal(name, self.fetch(f"SELECT sum FROM {name} WHERE {where}", arguments))
-        # Both may hold something about the deleted rows.
+        self._unchain(name, where, arguments)
         self._last.pop(name, None)
-        self._sums.clear()
         self.connection.execute(f"DELETE FROM {name} WHERE {where}", arguments)
 
-    def _add_to_seal(self, name: str, row: Sequence[Any]) -> int:
-        """Add a new row to the seal and return its checksum."""
-        if self._seal is None:
-            return 0
-        check = TABLES[name].sum(row)
-        count, total = self._tables[name]
-        self._tables[name] = (count + 1, (total + check) % _WRAP)
-        self._dirty = True
-        return check
+    def _chain_row(self, name: str, row: tuple[Any, ...]) -> bytes:
+        """Add a row to the link of this event and return its salt."""
+        if self.head is None:
+            return b""
+        table, salt = TABLES[name], secrets.token_bytes(_SALT)
+        digest = TAGS[name] + table.digest(salt, row)
+        self._added.append(digest)
+        if name in _REWRITTEN:
+            self._digests[name, row[: len(table.key)]] = digest
+        return salt
 
-    def _remove_from_seal(self, name: str, checks: Sequence[tuple[int]]) -> None:
-        """Remove rows from the seal, given their checksums."""
-        if self._seal is not None and checks:
-            count, total = self._tables[name]
-            self._tables[name] = (count - len(checks), (total - sum(check for (check,) in checks)) % _WRAP)
-            self._dirty = True
+    def _unchain(self, name: str, where: str, arguments: Sequence[Any]) -> None:
+        """Note in the link of this event that rows are about to be replaced or deleted."""
+        if self.head is None:
+            return
+        table = TABLES[name]
+        for key in self.fetch(f"SELECT {', '.join(table.key)} FROM {name} WHERE {where}", arguments):
+            digest = self._digests.pop((name, key), None)
+            if digest is None:
+                ((salt, *row),) = self.fetch(f"SELECT salt, {table.names} FROM {name} WHERE {table.where_key}", key)
+                digest = TAGS[name] + table.digest(salt, row)
+            self._removed.append(digest)
+
+    def _add_link(self, *, in_use: bool = True, generation: int | None = None) -> None:
+        """Add a link for what the current transaction wrote."""
+        if self.head is None:
+            return
+        added, removed = b"".join(self._added), b"".join(self._removed)
+        self._added, self._removed = [], []
+        generation = self.head.generation if generation is None else generation
+        head = self.head.following(added, removed, in_use=in_use, generation=generation)
+        signature = None if self.signer is None else self.signer.sign(head.link)
+        self.connection.execute(
+            "INSERT INTO chain VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (head.number, generation, in_use, added, removed, head.link, signature),
+        )
+        self.head = head
 
     # -- creation -------------------------------------------------------------------------------------------------
 
     def establish(self, file: Path | None) -> None:
         """End the first transaction and give the file its name, once everything in it is durable."""
         with self.errors():
-            self._seal_and_commit()
+            self._add_link()
+            self._commit()
             if file is not None and self._being_created is not None and self._lock is not None:
                 # A kill at any line below leaves either no journal or a complete one. The content is durable before
                 # the file gets its name, and the lock file counts the commit before a file without it could appear.
@@ -253,7 +211,7 @@ class Database:
                 connection.close()
                 with open(new, "rb+") as stream:
                     os.fsync(stream.fileno())
-                self._lock.mark(self.seal.mark, sync=True)
+                self._lock.mark(self._mark, sync=True)
                 # SQLite would replay the -wal of an earlier journal of this name into the new one.
                 for end in COMPANIONS:
                     file.with_name(file.name + end).unlink(missing_ok=True)
@@ -273,24 +231,25 @@ class Database:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Make all writes inside durable together (in manual mode, with the next commit), or none of them."""
-        connection, tables = self.connection, dict(self._tables)
-        commits = 0 if self._seal is None else self._seal.commits
+        connection, head = self.connection, self.head
         try:
             connection.execute("SAVEPOINT event" if self.manual else "BEGIN IMMEDIATE")
             yield
+            if self._added or self._removed:
+                self._add_link()
             if self.manual:
                 connection.execute("RELEASE event")
             else:
-                self._seal_and_commit()
+                self._commit()
                 self._after_commit()
         except BaseException as error:  # Ctrl-C too: the next event must not commit half of this one
-            self._tables, self._last, self._sums = tables, {}, {}
-            self._undo(error, commits)
+            self.head, self._added, self._removed, self._digests, self._last = head, [], [], {}, {}
+            self._undo(error)
             if isinstance(error, (*ERRORS, OverflowError)):
                 raise self._error(error) from error
             raise
 
-    def _undo(self, error: BaseException, commits: int) -> None:
+    def _undo(self, error: BaseException) -> None:
         """Roll an event back; if that is no longer possible, make the journal unusable."""
         connection = self._connection
         assert connection is not None
@@ -301,8 +260,8 @@ class Database:
                 return
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            # An interrupt may come after SQLite's COMMIT but before we know about it. The seal in the file tells.
-            if self._seal is None or Seal.read(connection).commits == commits:
+            # An interrupt may come after SQLite's COMMIT but before we know about it. The chain in the file tells.
+            if self.head is None or read_head(connection) == self.head:
                 return
             problem = "was interrupted during a commit, so the session does not know what is on record"
         except (sqlite3.Error, JournalError):  # SQLite has already rolled everything back
@@ -316,7 +275,7 @@ class Database:
         with self.errors():
             connection = self.connection
             try:
-                self._seal_and_commit()
+                self._commit()
                 self._after_commit()
                 self.begin()
             except BaseException as error:
@@ -324,28 +283,21 @@ class Database:
                     self._unusable = (f"has lost what was not committed: {error}", _REOPEN)
                 raise
 
-    def _seal_and_commit(self) -> None:
-        if self._seal is None or not self._dirty:
-            self.connection.execute("COMMIT")
-            return
-        self._commit_seal(self._next_seal())
-
-    def _commit_seal(self, seal: Seal) -> None:
-        seal.write(self.connection)
+    def _commit(self) -> None:
         self.connection.execute("COMMIT")
-        self._seal, self._dirty = seal, False
+        self._durable = self.head
 
-    def _next_seal(self) -> Seal:
-        seal = self.seal
-        return Seal(seal.id, seal.generation, seal.commits + 1, seal.in_use, dict(self._tables))
+    @property
+    def _mark(self) -> Mark:
+        assert self._durable is not None, "only a journal that is being written has a lock"
+        return Mark(self._durable.first[: Mark.DIGITS], self._durable.number)
 
     def _after_commit(self) -> None:
         """Note in the lock file what is durable, and update the main file from time to time."""
-        if self._seal is None:
+        if self._lock is None:
             return
         # Never before the commit: a mark that is ahead of the file looks like a loss.
-        if self._lock is not None:
-            self._lock.mark(self._seal.mark)
+        self._lock.mark(self._mark)
         if time.monotonic() - self._checkpointed > CHECKPOINT_SECONDS:
             self.checkpoint()
 
@@ -364,22 +316,21 @@ class Database:
                 connection.execute("COMMIT")
             try:
                 if self._lock is not None:
-                    self._lock.mark(self.seal.mark, sync=True)  # the only proof while the companion is empty
+                    self._lock.mark(self._mark, sync=True)  # the only proof while the companion is empty
                 connection.execute("VACUUM")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 if self._lock is not None:
-                    self.reseal(in_use=True)
+                    self.say(in_use=True)  # so that the companion is not empty while a session is at work
             finally:
                 self.begin()
 
-    def reseal(self, *, in_use: bool, generation: int | None = None) -> None:
-        """Commit only a seal that says whether the journal is in use; not within a transaction."""
-        generation = self.seal.generation if generation is None else generation
+    def say(self, *, in_use: bool, generation: int | None = None) -> None:
+        """Commit a link that only says whether the journal is in use; not within a transaction."""
         with self.errors():
             self.connection.execute("BEGIN IMMEDIATE")
-            self._commit_seal(dataclasses.replace(self._next_seal(), in_use=in_use, generation=generation))
-        if self._lock is not None:
-            self._lock.mark(self.seal.mark)
+            self._add_link(in_use=in_use, generation=generation)
+            self._commit()
+        self._after_commit()
         self.checkpoint()
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -390,14 +341,14 @@ class Database:
         if connection is None:
             return
         try:
-            if self._seal is not None and self._lock is not None and self._being_created is None:
-                with contextlib.suppress(sqlite3.Error, JournalError):  # the seal then still says "in use"
+            if self._lock is not None and self._being_created is None:
+                with contextlib.suppress(sqlite3.Error, JournalError):  # the chain then still says "in use"
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
-                    self._connection, self._unusable, self._tables = connection, None, dict(self._seal.tables)
+                    self._connection, self._unusable, self.head = connection, None, self._durable
                     # Only if the file is as we left it. Otherwise the next opening must see that something is wrong.
-                    if Seal.read(connection) == self._seal:
-                        self.reseal(in_use=False)
+                    if read_head(connection) == self.head:
+                        self.say(in_use=False)
             connection.close()
         finally:
             self._connection = None

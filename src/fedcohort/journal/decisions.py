@@ -1,7 +1,7 @@
 """The cohorts and replies of each round, for programs that read many journals at once.
 
-:func:`~fedcohort.journal.read_journal` checks every row of a file before it returns one. This module checks each row as
-it reads it, and reads only rows that are new since the last time.
+:func:`~fedcohort.journal.read_journal` checks every row of a file before it returns one. This module reads only what is
+new since the last time, and checks those rows against the new links of the chain.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.errors import JournalError
 from fedcohort.core.protocol import Status
+from fedcohort.journal.chain import START, TAGS, links, read_head, table_of
 from fedcohort.journal.codec import unpack
 from fedcohort.journal.database import Database
 from fedcohort.journal.integrity import COPY
@@ -52,6 +53,8 @@ class Decisions:
         self._clients: dict[int, IntArray] = {}
         self._blocks: dict[int, ReplyBlock] = {}
         self._last_ticket = self._last_reply = -1
+        self._head = START
+        self._valid: dict[str, set[bytes]] = {"cohorts": set(), "replies": set()}  # digests of rows not read yet
 
     def refresh(self) -> None:
         """Read what is new at the next access."""
@@ -90,10 +93,6 @@ class Decisions:
         return self._replies
 
     def _read_cohorts(self, database: Database) -> None:
-        ((newest,),) = database.fetch("SELECT COALESCE(MAX(ticket), -1) FROM cohorts")
-        # Tickets only grow, unless the run returned to a checkpoint or started over. Then anything may have changed.
-        if newest < self._last_ticket:
-            self._clear()
         columns = TABLES["cohorts"].columns
         round_, clients = columns.index("round"), columns.index("clients")
         rows = self._rows(database, "cohorts", "ticket", self._last_ticket)
@@ -119,18 +118,36 @@ class Decisions:
         return ReplyBlock.join(tickets[-1], blocks)
 
     def _rows(self, database: Database, name: str, key: str, after: int) -> list[tuple[Any, ...]]:
-        """Return the rows whose key is above ``after``, after comparing each with its checksum."""
+        """Return the rows whose key is above ``after``, after looking for each in the chain."""
         table = TABLES[name]
-        query = f"SELECT {table.names}, sum FROM {name} WHERE {key} > ? ORDER BY {key}"
-        rows: list[tuple[Any, ...]] = database.fetch(query, (after,))
-        for row in rows:
-            if table.sum(row[:-1]) != row[-1]:
+        query = f"SELECT {table.names}, salt FROM {{}}{name} WHERE {key} > ? ORDER BY {key}"
+        checked: list[tuple[Any, ...]] = database.fetch(query.format("main."), (after,))
+        for *row, salt in checked:
+            digest = TAGS[name] + table.digest(salt, row)
+            if digest not in self._valid[name]:
                 raise JournalError(
                     f"The journal {self._journal} is damaged: the row of {name} with {key} {row[0]!r} is not as it was "
                     "written.",
                     hint=COPY,
                 )
-        return rows
+            self._valid[name].remove(digest)  # it is read only once
+        # Rounds that are not durable yet have no links; SQLite finds them in the copies, if there are any.
+        last = max((row[0] for row in checked), default=after)
+        return checked + database.fetch(query.format(""), (last,))
+
+    def _read_links(self, database: Database) -> None:
+        database.connection.execute("BEGIN")  # links and rows of the same moment, while a session writes
+        ((newest,),) = database.fetch("SELECT COALESCE(MAX(ticket), -1) FROM cohorts")
+        # Tickets only grow, unless the run returned to a checkpoint or started over. Then anything may have changed.
+        if newest < self._last_ticket or read_head(database.connection).first != self._head.first:
+            self._clear()
+        for link in links(database.connection, self._head):
+            for digest in link.added:
+                if table_of(digest) in self._valid:
+                    self._valid[table_of(digest)].add(digest)
+            for digest in link.removed:
+                self._valid.get(table_of(digest), set()).discard(digest)
+            self._head = link.head
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Database]:
@@ -140,6 +157,7 @@ class Decisions:
             if live is not None:
                 with contextlib.suppress(*ERRORS):  # removed in the meantime, so the journal has everything
                     attach_live(database, live, self._journal.stem)
+            self._read_links(database)
             yield database
         except (ValueError, LookupError, TypeError) as error:
             if isinstance(error, JournalError):

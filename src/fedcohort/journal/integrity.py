@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
 from fedcohort.core.errors import JournalError
 from fedcohort.core.version import __version__
-from fedcohort.journal.database import Seal
+from fedcohort.journal.chain import TAGS, Head, digests_at_end, read_head, table_of
+from fedcohort.journal.format4 import check_rows, is_format_4
 from fedcohort.journal.lock import Mark
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, SCHEMA, SCHEMA_VERSION, TABLES
 
@@ -57,6 +59,8 @@ def schema_problems(connection: sqlite3.Connection) -> Iterator[str]:
     for kind, name, sql in declared:  # code that would run when the file is read
         if kind not in ("table", "index") or _COMPUTED.search(str(sql)):
             yield f"it has a {kind} {name!r} with something to compute, which no journal has"
+    if is_format_4(connection):
+        return
     statements = {name: sql for _, name, sql in declared}
     for name, sql in SCHEMA.items():
         if statements.get(name) != sql:
@@ -64,43 +68,42 @@ def schema_problems(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def _row_problems(connection: sqlite3.Connection) -> Iterator[str]:
-    # A row's checksum reveals a change of the row; their sum reveals rows that were removed, added or put back.
-    sealed = Seal.read(connection).tables
+    expected = digests_at_end(connection)
     for name, table in TABLES.items():
-        count = total = 0
-        for *row, check in connection.execute(f"SELECT {table.names}, sum FROM {name}"):
-            if table.sum(row) != check:
+        for salt, *row in connection.execute(f"SELECT salt, {table.names} FROM {name}"):
+            try:
+                expected.remove(TAGS[name] + table.digest(salt, row))
+            except (KeyError, TypeError):
                 key = dict(zip(table.columns, row, strict=True))
                 where = ", ".join(f"{column} {key[column]!r}" for column in table.key)
                 yield f"the row of {name} with {where} is not as it was written"
-            count, total = count + 1, total + check
-        if (count, total % (1 << 64)) != sealed[name]:
-            yield f"the table {name} has other rows than were written: now {count}, then {sealed[name][0]}"
+    for name, lost in Counter(map(table_of, expected)).items():
+        yield f"{name} lacks rows as they were written: {lost}"
 
 
-def missing(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> str | None:
-    """Return why a journal's newest commits seem to be missing, or None.
+def missing(path: Path, head: Head, mark: Mark | None, companion: bool) -> str | None:
+    """Return why a journal's newest links seem to be missing, or None.
 
     Parameters
     ----------
-    seal : Seal
-        The seal of the newest commit in the file.
+    head : Head
+        The newest link in the file.
     mark : Mark, optional
         The mark in the lock file.
     companion : bool
         Whether SQLite's companion file existed before the journal was opened.
     """
     # The lock file may belong to another journal, if this one was copied here. Then its mark means nothing.
-    known = mark if mark is not None and mark.id == seal.id else None
-    if known is not None and known.commits > seal.commits:
-        lost = known.commits - seal.commits
+    known = mark if mark is not None and mark.id == head.first[: Mark.DIGITS] else None
+    if known is not None and known.links > head.number:
+        lost = known.links - head.number
         why = "is damaged, or both are an older copy" if companion else "is missing, or this is an older copy"
-        newest = f"The journal {path} lacks its newest {lost} of {known.commits} commits"
+        newest = f"The journal {path} lacks its newest {lost} of {known.links} events"
         return f"{newest}: its companion {path.name}-wal {why}."
-    if known is None and seal.in_use and not companion:
+    if known is None and head.in_use and not companion:
         return (
             f"The journal {path} was in use when it was copied, and its companion {path.name}-wal, which holds the "
-            "newest commits, is missing."
+            "newest events, is missing."
         )
     return None
 
@@ -113,13 +116,18 @@ LOST_HINT = (
 
 def check(
     connection: sqlite3.Connection, path: Path, mark: Mark | None, companion: bool, *, accept_loss: bool = False
-) -> Seal:
-    """Check a whole journal and return its seal; :class:`JournalError` says what is wrong."""
-    check_version(connection, path)
-    for problem in chain(file_problems(connection), row_problems(connection)):
+) -> Head:
+    """Check a whole journal and return its newest link; :class:`JournalError` says what is wrong."""
+    old = is_format_4(connection)
+    if not old:
+        check_version(connection, path)
+    for problem in chain(file_problems(connection), () if old else row_problems(connection)):
         raise JournalError(f"The journal {path} is damaged: {problem}.", hint=COPY)
-    seal = Seal.read(connection)
-    lost = missing(path, seal, mark, companion)
+    try:
+        head = check_rows(connection) if old else read_head(connection)
+    except JournalError as error:
+        raise JournalError(f"The journal {path} is damaged: {error.message}", hint=COPY) from error
+    lost = missing(path, head, mark, companion)
     if lost is not None and not accept_loss:
         raise JournalError(lost, hint=LOST_HINT)
-    return seal
+    return head

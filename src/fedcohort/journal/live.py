@@ -16,7 +16,7 @@ from fedcohort.journal.database import Database
 from fedcohort.journal.schema import ERRORS, TABLES
 from fedcohort.journal.store import Journal, read_journal
 
-_COLUMNS = {name: f"{TABLES[name].names}, sum" for name in ("cohorts", "scores", "replies")}
+_COLUMNS = {name: f"{TABLES[name].names}, salt" for name in ("cohorts", "candidates", "closed", "scores", "replies")}
 
 
 class LiveRounds:
@@ -45,7 +45,8 @@ class LiveRounds:
         self._db.execute("BEGIN")
         for run, journal in self._journals.items():
             ticket, reply = self._copied.get(run, journal.durable)
-            self._copy(run, journal, "scores", "ticket", ticket)
+            for table in ("candidates", "closed", "scores"):
+                self._copy(run, journal, table, "ticket", ticket)
             self._copied[run] = (
                 self._copy(run, journal, "cohorts", "ticket", ticket),
                 self._copy(run, journal, "replies", "id", reply),

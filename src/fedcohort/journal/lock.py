@@ -1,6 +1,6 @@
-"""The files next to a journal: SQLite's companion, and a lock file that also counts commits.
+"""The files next to a journal: SQLite's companion, and a lock file that also counts the links of the chain.
 
-A session holds the lock as long as it lives. After each commit, it writes the journal's identity and number of commits
+A session holds the lock as long as it lives. After each commit, it writes the journal's identity and number of links
 to the lock file. So whoever opens the journal later can tell whether its newest commits are missing: SQLite's companion
 file may have been lost, left behind by a copy, or damaged, and SQLite treats damage as the end of the file.
 """
@@ -14,6 +14,7 @@ import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fedcohort.core.errors import JournalError
 from fedcohort.core.files import open_file, refuse_links
@@ -80,24 +81,26 @@ def remove(path: str | Path) -> None:
 
 @dataclass(frozen=True)
 class Mark:
-    """The identity of a journal, and how many commits it has at least."""
+    """The identity of a journal, and how many links its chain has at least."""
 
     id: str
-    commits: int
+    links: int
+
+    DIGITS: ClassVar = 32  # of the first link, which identify the journal
 
     def encode(self) -> bytes:
         """Return the line for the lock file; its length is always the same."""
-        text = f"{self.id} {self.commits:020d}"
+        text = f"{self.id} {self.links:020d}"
         return f"{text} {zlib.crc32(text.encode()):08x}\n".encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Mark | None:
         """Return what :meth:`encode` wrote; None for anything else."""
         text, _, check = data.decode("ascii", "replace").removesuffix("\n").rpartition(" ")
-        id_, _, commits = text.partition(" ")
-        if not commits.isdecimal() or f"{zlib.crc32(text.encode()):08x}" != check:
+        id_, _, links = text.partition(" ")
+        if not links.isdecimal() or f"{zlib.crc32(text.encode()):08x}" != check:
             return None
-        return cls(id_, int(commits))
+        return cls(id_, int(links))
 
     @classmethod
     def of(cls, path: Path) -> Mark | None:

@@ -41,6 +41,7 @@ from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.schema import ERRORS, TABLES
 from fedcohort.journal.scores import pack_scores, unpack_scores
 from fedcohort.journal.store import Journal, read_journal
+from fedcohort.journal.tables import table_facts
 
 BLOCKED = "blocked"  # the key in meta for keyed digests of forgotten clients that must not return
 _MAX_FILES = 10_000  # to search for copies of a name
@@ -110,7 +111,7 @@ def prune(journal: Journal, keep: int) -> int:
     """Delete scores, exclusions and candidates of all but the newest ``keep`` rounds; return the number of cohorts.
 
     Cohorts and replies stay, so resuming and proofs of participation rules still work. Without candidates, an audit
-    cannot replay a round; the chain, if there is one, stays valid.
+    cannot replay a round.
     """
     last, _ = journal.last()
     old = [row.ticket for row in journal.cohorts() if row.round <= last - keep]
@@ -120,7 +121,6 @@ def prune(journal: Journal, keep: int) -> int:
             journal.database.delete("events", "kind = ? AND json_extract(body, '$.ticket') = ?", (EXCLUDED, ticket))
         if old:
             journal.drop_candidates(old)
-            journal.rebase(clients=False)  # after the last deletion, so that the chain covers what is left
             journal.add_event(PRUNED, {"upto": last - keep})
     journal.compact()
     return len(old)
@@ -145,7 +145,11 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
         known = journal.meta().get(BLOCKED) or {"key": secrets.token_hex(32), "digests": {}}
         digests = {**known["digests"], name_digest(client, known["key"]): eraser.stand_in}
         journal.set_meta(BLOCKED, {**known, "digests": digests})
-    journal.rebase(clients=True)
+    # Earlier versions and answers hold the client's facts and losses.
+    database.delete("versions", "1", ())
+    database.delete("answers", "1", ())
+    facts = table_facts(*journal.table())
+    journal.add_version(facts, facts)
     journal.add_event(FORGOTTEN, {"client": index})
 
 

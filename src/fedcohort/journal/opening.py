@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import sqlite3
@@ -13,10 +12,13 @@ from pathlib import Path
 
 from fedcohort.core.errors import JournalError
 from fedcohort.core.files import sync_folder
-from fedcohort.journal.database import Commit, Database, Seal, connect, orphan_after_fork
+from fedcohort.journal.chain import START, read_head
+from fedcohort.journal.database import Commit, Database, connect, orphan_after_fork
+from fedcohort.journal.format4 import convert, is_format_4
 from fedcohort.journal.integrity import COPY, check, check_version, schema_problems
 from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, target
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, SCHEMA, SCHEMA_VERSION
+from fedcohort.journal.signing import Signer
 
 
 def is_blank(path: str | Path) -> bool:
@@ -35,11 +37,11 @@ def is_blank(path: str | Path) -> bool:
 # -- creating ---------------------------------------------------------------------------------------------------------
 
 
-def in_memory(commit: Commit) -> Database:
+def in_memory(commit: Commit, chained: bool) -> Database:
     """Return an empty journal without a file, in its first transaction."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     _declare(connection)
-    return Database(connection, "in memory", commit=commit)
+    return Database(connection, "in memory", head=START if chained else None, commit=commit)
 
 
 def create(path: Path, commit: Commit) -> Database:
@@ -63,20 +65,22 @@ def create(path: Path, commit: Commit) -> Database:
                 "commits of a journal.",
                 hint="put the journal back next to it, or delete the companion if you know that it is not needed",
             )
-        new = file.with_name(file.name + NEW)
-        _remove_with_companions(new)  # left by a process that was killed
-        connection = sqlite3.connect(new, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode = OFF")  # nothing to roll back to, and synced as a whole
-        connection.execute("PRAGMA synchronous = OFF")
-        _declare(connection)
+        return _new_file(file, path, lock, commit)
     except BaseException as error:
         lock.release()
         if isinstance(error, sqlite3.Error | OSError) and not isinstance(error, JournalError):
             raise JournalError(f"The journal {path} cannot be created: {error}.") from error
         raise
-    return orphan_after_fork(
-        Database(connection, str(path), seal=Seal.fresh(), lock=lock, commit=commit, being_created=new)
-    )
+
+
+def _new_file(file: Path, path: Path, lock: Lock, commit: Commit) -> Database:
+    new = file.with_name(file.name + NEW)
+    _remove_with_companions(new)  # left by a process that was killed
+    connection = sqlite3.connect(new, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = OFF")  # nothing to roll back to, and synced as a whole
+    connection.execute("PRAGMA synchronous = OFF")
+    _declare(connection)
+    return orphan_after_fork(Database(connection, str(path), head=START, lock=lock, commit=commit, being_created=new))
 
 
 def _remove_with_companions(file: Path) -> None:
@@ -96,7 +100,12 @@ def _declare(connection: sqlite3.Connection) -> None:
 
 
 def open_for_writing(
-    path: Path, commit: Commit, may_continue: Callable[[Database], None], *, accept_loss: bool = False
+    path: Path,
+    commit: Commit,
+    may_continue: Callable[[Database], None],
+    *,
+    accept_loss: bool = False,
+    sign: Signer | None = None,
 ) -> Database:
     """Return an existing journal, checked and marked as in use.
 
@@ -106,7 +115,9 @@ def open_for_writing(
     may_continue : callable
         Called with the journal, open for reading, before anything is changed; raises if it must not be continued.
     accept_loss : bool
-        Continue although the newest commits are missing.
+        Continue although the newest events are missing.
+    sign : Signer, optional
+        Signs every link.
     """
     file = _existing(path)
     if not os.access(file, os.W_OK):
@@ -121,19 +132,27 @@ def open_for_writing(
         mark, with_companion = Mark.of(file), has_companion(file)
         with _errors(path):
             connection = connect(file)
-            seal = check(connection, path, mark, with_companion, accept_loss=accept_loss)
+            head = check(connection, path, mark, with_companion, accept_loss=accept_loss)
             with contextlib.closing(Database(_connect(file, "mode=ro"), str(path))) as reading:
                 may_continue(reading)
+            if is_format_4(connection):
+                converted = _new_file(file, path, lock, commit)
+                converted.signer = sign
+                convert(connection, converted)
+                connection.close()
+                converted.establish(file)
+                return converted
             connection.execute("PRAGMA journal_mode = WAL")
     except BaseException:
         if connection is not None:
             connection.close()
         lock.release()
         raise
-    database = orphan_after_fork(Database(connection, str(path), seal=seal, lock=lock, commit=commit))
+    database = orphan_after_fork(Database(connection, str(path), head=head, lock=lock, commit=commit))
+    database.signer = sign
     try:
-        # From here on, the next opening can detect a crash: the seal says "in use", and nobody holds the lock.
-        database.reseal(in_use=True, generation=seal.generation + 1)
+        # From here on, the next opening can detect a crash: the chain says "in use", and nobody holds the lock.
+        database.say(in_use=True, generation=head.generation + 1)
     except BaseException:
         database.close()
         raise
@@ -147,6 +166,12 @@ def open_for_reading(path: Path) -> Database:
         with _errors(path):
             database.connection.execute("BEGIN")  # so that the whole check sees the same rows
             check(database.connection, path, mark, with_companion)
+            if is_format_4(database.connection):
+                converted = in_memory("always", chained=True)
+                convert(database.connection, converted)
+                converted.establish(None)
+                database.close()
+                return converted
             database.connection.execute("COMMIT")
     except BaseException:
         database.close()
@@ -160,6 +185,9 @@ def open_declared(path: Path) -> Database:
     A journal that is not in use is opened as a file that never changes, so that SQLite creates no companion.
     """
     database = _at_rest(path) or open_unchecked(path)[0]
+    if is_format_4(database.connection):
+        database.close()
+        return open_for_reading(path)
     try:
         with _errors(path):
             check_version(database.connection, path)
@@ -181,7 +209,7 @@ def _at_rest(path: Path) -> Database | None:
     except (*ERRORS, OSError):
         return None
     try:
-        if not Seal.read(connection).in_use:
+        if not read_head(connection).in_use:
             return orphan_after_fork(Database(connection, str(path)))
     except (*ERRORS, JournalError, ValueError, TypeError, KeyError):  # opening it the usual way reports the damage
         pass
@@ -292,4 +320,4 @@ def _copy(path: Path, to: sqlite3.Connection) -> None:
         source.connection.backup(to)  # includes the companion's commits, which a copy of the file would lack
     finally:
         source.close()
-    dataclasses.replace(Seal.read(to), in_use=False).write(to)
+    Database(to, str(path), head=read_head(to)).say(in_use=False)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedcohort.core.files import open_file
-from fedcohort.journal.database import Seal
+from fedcohort.journal.chain import read_head
 from fedcohort.journal.events import ENDED, PLANNED
 from fedcohort.journal.lock import LIVE, is_held, target
 from fedcohort.journal.store import Journal
@@ -182,8 +182,8 @@ def run_state(journal: Journal) -> RunState:
         return end
     if alive:
         return RunState("running")
-    # A process closes the journal before it releases the lock. The lock was free, so this is the final seal.
-    if not Seal.read(journal.database.connection).in_use:
+    # A process closes the journal before it releases the lock. The lock was free, so this is the last link.
+    if not read_head(journal.database.connection).in_use:
         return RunState("stopped")
     if _is_alive(journal.path, heartbeat):  # another process has opened it in the meantime
         return RunState("running")
@@ -197,9 +197,9 @@ def run_state(journal: Journal) -> RunState:
 
 def _heartbeat(journal: Journal, path: Path) -> Presence | None:
     """Return the last heartbeat of the process that last opened the journal, if there is one."""
-    seal, heartbeat = Seal.read(journal.database.connection), Presence.of(path)
+    head, heartbeat = read_head(journal.database.connection), Presence.of(path)
     # Another generation belongs to an earlier process, or to one that has not opened the journal yet.
-    return heartbeat if heartbeat is not None and heartbeat.generation == seal.generation else None
+    return heartbeat if heartbeat is not None and heartbeat.generation == head.generation else None
 
 
 def run_state_before(path: Path) -> RunState | None:

@@ -19,7 +19,7 @@ from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED
 from fedcohort.journal.replies import ReplyBlock, ReplyRow, newest
 from fedcohort.journal.scores import unpack_scores
-from fedcohort.journal.tables import client_count, table_of
+from fedcohort.journal.tables import client_count, table_of, version_facts
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,24 @@ class JournalReader:
         """Return the facts about clients, by name, as they are stored."""
         return dict(self.database.fetch("SELECT name, data FROM facts"))
 
+    def versions(self) -> Iterator[dict[str, bytes]]:
+        """Yield the facts of each version of the client table, oldest first; none unless the journal is audited."""
+        facts: dict[str, bytes] = {}
+        for (data,) in self.database.fetch("SELECT data FROM versions ORDER BY id"):
+            facts = version_facts(facts, data)
+            yield facts
+
     def cohorts(
         self, *, round_: int | None = None, pending: bool = False, after: int = -1, ticket: int | None = None
     ) -> list[CohortRow]:
         """Return cohorts in order: all, that of one ticket, those of one round, still open, or after a ticket."""
         where = "WHERE ticket > ?" + (" AND round = ?" if round_ is not None else "")
-        where += " AND told_at IS NULL" if pending else ""
+        where += " AND at IS NULL" if pending else ""
         where += " AND ticket = ?" if ticket is not None else ""
         arguments = tuple(number for number in (after, round_, ticket) if number is not None)
         rows = self.database.fetch(
-            "SELECT ticket, round, asked_at, told_at, wanted, n_candidates, clients, weights, work, notes, stop "
-            f"FROM cohorts {where} ORDER BY ticket",
+            "SELECT ticket, round, asked_at, at, wanted, n_candidates, clients, weights, work, notes, stop "
+            f"FROM cohorts LEFT JOIN closed USING (ticket) {where} ORDER BY ticket",
             arguments,
         )
         return [
@@ -154,8 +161,8 @@ class JournalReader:
         return decode(data, other, self.client_count(), f"The list of candidates of ticket {ticket}")
 
     def _stored_candidates(self, ticket: int) -> bytes | None:
-        rows = self.database.fetch("SELECT candidates FROM cohorts WHERE ticket = ?", (ticket,))
-        return rows[0][0] if rows else b""
+        rows = self.database.fetch("SELECT data FROM candidates WHERE ticket = ?", (ticket,))
+        return rows[0][0] if rows else None
 
     def reply_blocks(self, ticket: int | None = None) -> list[ReplyBlock]:
         """Return the reports on one cohort or all, oldest first."""

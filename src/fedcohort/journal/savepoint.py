@@ -107,14 +107,14 @@ def rewind(journal: Journal, savepoint: Savepoint) -> None:
             hint="restore the journal that was written last",
         )
     meta, database = journal.meta(), journal.database
-    # Some events change clients, rules or the selector in place; deleting rows would not undo them. And the purpose of
-    # a chain is to reveal deletions.
+    # Some events change clients, rules or the selector in place; deleting rows would not undo them. And an audit would
+    # take deleted rows for draws that the server did not like.
     lasting = database.fetch(
         f"SELECT kind FROM events WHERE id > ? AND kind IN ({', '.join('?' * len(_LASTING))})",
         (savepoint.event, *_LASTING),
     )
-    if lasting or meta.get("audit") is not None:
-        why = f"the event {lasting[0][0]!r} came after it" if lasting else "it is chained by digests"
+    if lasting or journal.audited:
+        why = f"the event {lasting[0][0]!r} came after it" if lasting else "it can be audited"
         raise JournalError(
             f"The journal {journal.path} cannot return to ticket {savepoint.ticket}: {why}.",
             hint="open it without at= and close what is pending",
@@ -123,12 +123,12 @@ def rewind(journal: Journal, savepoint: Savepoint) -> None:
         ticket = (savepoint.ticket,)
         last = "SELECT COALESCE(MAX(round), -1) FROM cohorts WHERE ticket <= ?"
         database.delete("metrics", f"round > ({last})", ticket)
-        database.delete("cohorts", "ticket > ?", ticket)
-        database.delete("scores", "ticket > ?", ticket)
+        for table in ("cohorts", "candidates", "closed", "scores"):
+            database.delete(table, "ticket > ?", ticket)
         database.delete("replies", "id > ?", (savepoint.reply,))
         database.delete("events", "id > ?", (savepoint.event,))
         for pending in savepoint.pending:  # they may have been closed since then
-            database.change("cohorts", (pending,), told_at=None)
+            database.delete("closed", "ticket = ?", (pending,))
         for selector in ("", *meta["shadows"]):
             journal.drop_state(selector)
         for selector, state in savepoint.states.items():

@@ -1,4 +1,4 @@
-"""An operator's signature of the newest link of a chained journal (Ed25519).
+"""An operator's signature of each link of a journal (Ed25519).
 
 The chain shows that nothing was changed since somebody kept a link. A signature shows whose link it was. The private
 key is in a separate file that only its owner can read; ``fedcohort journal keygen`` writes both keys.
@@ -45,9 +45,9 @@ class Signer:
         """The public key, in hexadecimal."""
         return str(self._key.public_key().public_bytes_raw().hex())
 
-    def sign(self, head: str) -> str:
-        """Return the signature of a link, both in hexadecimal."""
-        return str(self._key.sign(_PURPOSE + bytes.fromhex(head)).hex())
+    def sign(self, link: bytes) -> bytes:
+        """Return the signature of a link."""
+        return bytes(self._key.sign(_PURPOSE + link))
 
 
 def read_public(path: str | Path) -> str:

@@ -1,7 +1,7 @@
 """The SQLite file behind a session.
 
-Each event is one transaction (in manual mode, each :meth:`Journal.commit`). WAL mode keeps readers from blocking the
-writer. The file has a schema version and checksums, and a lock keeps two sessions from writing it at once.
+Each event is one link of the chain and one transaction (in manual mode, each :meth:`Journal.commit`). WAL mode keeps
+readers from blocking the writer, and a lock keeps two sessions from writing at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from fedcohort.core.errors import JournalError
 from fedcohort.core.version import __version__
 from fedcohort.journal import opening
 from fedcohort.journal.candidates import CandidateEncoder, base_of, whole
-from fedcohort.journal.chain import UNCHAINED, Chain
 from fedcohort.journal.codec import (
     as_json,
     changed_rows,
@@ -64,8 +63,7 @@ class Journal(JournalReader):
         self._delta_bytes: dict[tuple[str, str], int] = {}
         self._saved: dict[str, dict[str, AnyArray | Any]] = {}
         self._candidates = CandidateEncoder()
-        self._chain: Chain | None = None
-        self._signer: Signer | None = None
+        self.audited = False  # whether everything is recorded that an audit needs
         weakref.finalize(self, database.close)  # even if the program ends without closing it
 
     # -- opening and closing -------------------------------------------------------------------------------------
@@ -81,17 +79,15 @@ class Journal(JournalReader):
     ) -> Journal:
         """Start a journal in a new file, and never overwrite one. Call :meth:`finish_creation` when it is filled."""
         path = None if path is None else Path(path)
-        journal = cls(opening.in_memory(commit) if path is None else opening.create(path, commit), path)
+        audited = bool(meta["audit"])
+        journal = cls(opening.in_memory(commit, audited) if path is None else opening.create(path, commit), path)
         try:
             with journal.database.errors():
-                audited = meta.get("audit") is not None
-                all_meta = {**meta, "fedcohort": __version__, "created": time.time()}
-                if audited:
-                    all_meta["signer"] = None if sign is None else sign.public
+                journal.audited, journal.database.signer = audited, sign
+                signer = None if sign is None else sign.public
+                all_meta = {**meta, "signer": signer, "fedcohort": __version__, "created": time.time()}
                 for key, value in all_meta.items():
                     journal.set_meta(key, value)
-                if audited:
-                    journal._chain, journal._signer = Chain.start(journal.database, all_meta), sign
         except BaseException:
             journal.close()
             raise
@@ -100,7 +96,6 @@ class Journal(JournalReader):
     def finish_creation(self) -> None:
         """End the first transaction, after the session has written its tables; the file appears."""
         try:
-            self._sign()
             self.database.establish(None if self.path is None else target(self.path))
         except BaseException as error:
             self.close()
@@ -132,10 +127,10 @@ class Journal(JournalReader):
         def check(database: Database) -> None:
             _check_signer(JournalReader(database, path).meta(), sign, path)
 
-        journal = cls(opening.open_for_writing(path, commit, check, accept_loss=accept_loss), path)
+        database = opening.open_for_writing(path, commit, check, accept_loss=accept_loss, sign=sign)
+        journal = cls(database, path)
         try:
-            if journal.meta().get("audit") is not None:
-                journal._chain, journal._signer = Chain(journal.database), sign
+            journal.audited = bool(journal.meta()["audit"])
             if commit == "manual":
                 journal._mark_durable()
             with journal.database.errors():
@@ -151,20 +146,11 @@ class Journal(JournalReader):
         try:
             with self.database.transaction():
                 yield
-                self._sign()
         except BaseException:
             self._saved.clear()
             self._delta_bytes.clear()
             self._candidates.restart()
-            if self._chain is not None:
-                self._chain.forget()
             raise
-
-    def _sign(self) -> None:
-        """Sign the newest link; this replaces the previous signature."""
-        if self._chain is not None and self._signer is not None:
-            head = self._chain.tip.hex()
-            self.database.put("meta", "signature", json.dumps([head, self._signer.sign(head)]))
 
     def commit(self) -> None:
         """In manual mode, make everything so far durable."""
@@ -184,76 +170,63 @@ class Journal(JournalReader):
     def set_meta(self, key: str, value: Any) -> None:
         """Store a JSON value under ``key``."""
         self.database.put("meta", key, as_json(value, f"What is stored under {key!r}"))
-        if key not in UNCHAINED:
-            self._link("meta", key)
-
-    def _link(self, kind: str, *key: Any) -> None:
-        if self._chain is not None:
-            self._chain.add(kind, *key)
 
     def add_event(self, kind: str, body: Mapping[str, Any]) -> None:
         """Record an event."""
-        number = self.database.append("events", time.time(), kind, as_json(body, f"The event {kind!r}"))
-        self._link("event", number)
+        self.database.append("events", time.time(), kind, as_json(body, f"The event {kind!r}"))
 
     def set_table(self, table: ClientTable, active: AnyArray) -> None:
         """Store the client table and which clients are members."""
-        facts = table_facts(table, active)
+        facts, before = table_facts(table, active), self.facts()
         for name in LABELS.difference(facts):  # labels may be known in another form than before
             self.database.delete("facts", "name = ?", [name])
-        for name, data in facts.items():
+        news = {name: data for name, data in facts.items() if before.get(name) != data}
+        for name, data in news.items():
             self.database.put("facts", name, data)
-        if self._chain is not None:
-            self._chain.add_table(facts)
+        self.add_version(facts, news)
 
-    def rebase(self, *, clients: bool) -> None:
-        """After rows were removed or replaced, adapt the chain, if any; with ``clients``, also the client table."""
-        if self._chain is not None:
-            self._chain.rebase(table_facts(*self.table()) if clients else None)
+    def add_version(self, facts: Mapping[str, bytes], news: Mapping[str, bytes]) -> None:
+        """In an audited journal, record which facts make up the client table from now on, and those that are new."""
+        if self.audited:
+            header = json.dumps([list(facts), [[name, len(data)] for name, data in news.items()]]).encode()
+            self.database.append("versions", header + b"\n" + b"".join(news.values()))
 
     def add_answer(self, ticket: int, answer: Mapping[Any, AnyArray]) -> None:
-        """Record what a selector was told before it chose; only a chained journal stores it."""
-        if self._chain is not None:
-            self._chain.add_answer(ticket, {str(signal): values for signal, values in answer.items()})
+        """Record what a selector was told before it chose; only an audited journal stores it."""
+        if self.audited:
+            self.database.add("answers", ticket, pack_many({str(signal): values for signal, values in answer.items()}))
 
     def add_cohort(self, row: CohortRow, candidates: IntArray | None, n: int) -> None:
         """Record a cohort; ``candidates`` is None if all ``n`` clients were candidates."""
-        mask = None
         if candidates is not None:
-            if self._chain is not None:
-                self._candidates.restart()
-            mask = self._candidates.encode(row.ticket, candidates, n)
+            self.database.add("candidates", row.ticket, self._candidates.encode(row.ticket, candidates, n))
         self.database.add(
             "cohorts",
             row.ticket,
             row.round,
             row.asked_at,
-            row.told_at,
             row.wanted,
             row.n_candidates,
-            mask,
             pack_indices(row.clients),
             None if row.weights is None else pack(row.weights),
             None if row.work is None else pack(row.work),
             as_json(dict(row.notes), "What a selector noted about its cohort"),
             row.stop,
         )
-        self._link("candidates", row.ticket)
-        self._link("cohort", row.ticket)
         if row.told_at is not None:
-            self._link("close", row.ticket)
+            self.database.add("closed", row.ticket, row.told_at)
 
     def drop_candidates(self, tickets: Iterable[int]) -> None:
         """Delete the candidates of some cohorts, after storing whole those of others that refer to them."""
         gone = set(tickets)
-        for ticket, data in self.database.fetch("SELECT ticket, candidates FROM cohorts WHERE length(candidates) > 0"):
+        stored = self.database.fetch("SELECT ticket, data FROM candidates WHERE length(data) > 0")
+        for ticket, data in stored:
             if ticket not in gone and base_of(data) in gone:
                 bits = self.candidate_bits(ticket)
                 assert bits is not None
-                self.database.change("cohorts", (ticket,), candidates=whole(bits))
-        for ticket in gone:
-            if self.database.fetch("SELECT 1 FROM cohorts WHERE ticket = ? AND length(candidates) > 0", (ticket,)):
-                self.database.change("cohorts", (ticket,), candidates=b"")
+                self.database.change("candidates", (ticket,), data=whole(bits))
+        for ticket in gone.intersection(ticket for ticket, _ in stored):
+            self.database.change("candidates", (ticket,), data=b"")  # without a row, all clients were candidates
         self._candidates.restart()
 
     def add_scores(self, ticket: int, selector: str, picked: IntArray, scores: bytes | None, note: str | None) -> None:
@@ -262,23 +235,19 @@ class Journal(JournalReader):
         The session's own selector is called ''. The clients it picked are already in the cohort's row.
         """
         self.database.add("scores", ticket, selector, pack_indices(picked) if selector else b"", scores, note)
-        self._link("scores", ticket, selector)
 
     def add_replies(self, block: ReplyBlock) -> None:
         """Record the replies of one report; they replace earlier replies of the same clients."""
-        number = self.database.append("replies", block.ticket, block.at, block.late, block.encode())
-        self._link("replies", number)
+        self.database.append("replies", block.ticket, block.at, block.late, block.encode())
 
     def close_cohort(self, ticket: int) -> None:
         """Mark a cohort as closed now."""
-        self.database.change("cohorts", (ticket,), told_at=time.time())
-        self._link("close", ticket)
+        self.database.add("closed", ticket, time.time())
 
     def add_metrics(self, round_: int, values: Mapping[str, float | None]) -> None:
         """Record numbers about the global model after a round."""
         for key, value in values.items():
             self.database.put("metrics", round_, key, value)
-            self._link("metrics", round_, key)
 
     def save_state(self, selector: str, state: object) -> None:
         """Record a selector's state, writing only what changed since it was last saved; in memory, do nothing."""
@@ -328,10 +297,9 @@ class Journal(JournalReader):
         self, attributes: Mapping[str, Mapping[str, Any]], news: Mapping[str, Mapping[str, Any]]
     ) -> None:
         """Store clients' attributes by name; an audited journal also records each change (``news``)."""
-        if self._chain is not None:
+        if self.audited:
             self.add_event(ATTRIBUTES, {"clients": {name: dict(values) for name, values in news.items()}})
         self.database.put("facts", "attributes", compress(json.dumps(attributes).encode()))
-        self._link("attributes", "attributes")
 
     def drop_state(self, selector: str) -> None:
         """Delete a selector's state."""
@@ -342,16 +310,20 @@ class Journal(JournalReader):
             del self._delta_bytes[key]
 
     @property
+    def generation(self) -> int:
+        """How often the journal was opened for writing; 0 in memory."""
+        return 0 if self.database.head is None else self.database.head.generation
+
+    @property
     def commitment(self) -> str | None:
-        """The newest link of the chain, in hexadecimal; None without a chain."""
-        return None if self._chain is None else self._chain.tip.hex()
+        """The newest link of the chain, in hexadecimal; None without a chain, in memory."""
+        return None if self.database.head is None else self.database.head.link.hex()
 
     @property
     def signature(self) -> str | None:
         """The signature of :attr:`commitment`, in hexadecimal; None without a key."""
-        if self._chain is None or self._signer is None:
-            return None
-        return self._signer.sign(self._chain.tip.hex())
+        head, signer = self.database.head, self.database.signer
+        return None if head is None or signer is None else signer.sign(head.link).hex()
 
     def resume_state(self, selector: str, cls: type) -> Any:
         """Return the state that was last saved, as an object of ``cls``; later saves write what changed since."""

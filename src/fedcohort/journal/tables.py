@@ -37,6 +37,17 @@ def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
     return facts
 
 
+def version_facts(before: Mapping[str, bytes], data: bytes) -> dict[str, bytes]:
+    """Return the facts of a version of the client table, given those of the version before."""
+    header, _, rest = data.partition(b"\n")
+    names, lengths = json.loads(header)
+    updated, start = dict(before), 0
+    for name, length in lengths:
+        updated[name] = rest[start : start + length]
+        start += length
+    return {name: updated[name] for name in names}
+
+
 def table_of(facts: Mapping[str, bytes]) -> tuple[ClientTable, BoolArray]:
     """Return the client table and the (N,) mask of members, given what :func:`table_facts` returned."""
     try:

@@ -56,8 +56,8 @@ def check_same(
     passed = None if signals is None else sorted(s.name for s in signals)
     if recorded != passed:
         differences.append(f"its host supplies {_signal_list(recorded)}, but signals are {_signal_list(passed)}")
-    if audit and meta.get("audit") is None:
-        differences.append("it is not chained for an audit, but audit=True was given")
+    if audit and not meta["audit"]:
+        differences.append("it cannot be audited, but audit=True was given")
     if is_asynchronous(journal) != asynchronous:
         kind = "has rounds" if asynchronous else "is asynchronous"
         differences.append(f"it {kind}, but asynchronous={asynchronous} was given")

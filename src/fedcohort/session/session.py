@@ -30,7 +30,6 @@ from fedcohort.core.signals import Signal
 from fedcohort.core.validate import boolean, instance, integer, mapping, one_of, text
 from fedcohort.core.validate import path as check_path
 from fedcohort.journal import Journal, ReplyBlock, is_blank
-from fedcohort.journal.chain import new_nonce
 from fedcohort.journal.codec import state_fields
 from fedcohort.journal.database import Commit
 from fedcohort.journal.events import FACTS, LEFT, REJOINED, SELECTOR
@@ -117,9 +116,9 @@ class Session:
     commit : "always" or "manual"
         Whether each event is on disk when its call returns, or only after :meth:`commit`.
     audit : bool
-        Whether the journal keeps answers and a chain of digests, for ``fedcohort journal audit``.
+        Whether the journal also keeps answers and earlier facts about clients, for ``fedcohort journal audit``.
     sign : path, optional
-        The operator's private key (``fedcohort journal keygen``), which signs the newest digest with every event.
+        The operator's private key (``fedcohort journal keygen``), which signs the chain of digests with every event.
     asynchronous : bool
         Whether clients are chosen one by one while others work. A round then lasts until :meth:`advance` reports a new
         global model. The selector must support it.
@@ -150,8 +149,6 @@ class Session:
         sign: str | Path | None = None,
         asynchronous: bool = False,
     ) -> None:
-        if sign is not None and not audit:
-            raise InputError("Only a session with audit=True can be signed.", hint="Session(..., audit=True, sign=...)")
         path = None if journal is None else check_journal_path(journal)
         clients = as_table(clients)
         turn = Turn(integer(seed, "'seed'", least=0), asynchronous=boolean(asynchronous, "'asynchronous'"))
@@ -951,7 +948,7 @@ def _first_meta(
         "signals": None if signals is None else sorted(s.name for s in signals),
         "rules": None if rules is None else rules.to_dict(),
         "host": None,
-        "audit": new_nonce() if audit else None,
+        "audit": audit,
         "asynchronous": turn.asynchronous,
     }
 

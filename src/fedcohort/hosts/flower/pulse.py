@@ -57,7 +57,7 @@ class Pulse:
             if session is None:
                 self._journal.parent.mkdir(parents=True, exist_ok=True)
             else:
-                self._generation = session.journal.database.seal.generation
+                self._generation = session.journal.generation
             self._write()
             self._thread.start()
 
@@ -108,7 +108,7 @@ class Pulse:
         """Add which opening of the journal this status belongs to."""
         if self._journal is not None:
             with self._lock:
-                self._generation = session.journal.database.seal.generation
+                self._generation = session.journal.generation
             self._write()
 
     def waiting(self, why: str) -> None:
