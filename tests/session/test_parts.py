@@ -174,7 +174,7 @@ def test_pending_cohorts_name_who_is_missing():
 
 
 def journal() -> Journal:
-    meta = {"seed": 0, "selector": None, "shadows": {}, "signals": None, "rules": None, "host": None}
+    meta = {"seed": 0, "selector": None, "shadows": {}, "signals": None, "rules": None, "host": None, "audit": False}
     made = Journal.create(None, meta)
     EventRecorder(made).record_creation(Membership.of(TABLE), [], None)
     return made

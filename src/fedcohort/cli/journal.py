@@ -245,7 +245,7 @@ def keygen(
 ) -> None:
     """Create a key pair for signing journals.
 
-    Sign with Session(..., audit=True, sign=FILE), and give the public key to the auditors.
+    Sign with Session(..., sign=FILE), and give the public key to the auditors.
 
     Example: fedcohort journal keygen operator.key
     """
