@@ -62,11 +62,9 @@ def test_clients_keep_what_the_server_is_committed_to_also_of_draws_it_abandons(
     assert not other.confirmed and "draw 1 for round 0" in str(other.problem)
 
 
-def test_a_signature_needs_a_chain_and_a_key(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="audit=True"):
-        CohortStrategy("uniform", FedAvg(), sign=tmp_path / "k")
+def test_a_signature_needs_a_key(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
-        CohortStrategy("uniform", FedAvg(), audit=True, sign=tmp_path / "k")
+        CohortStrategy("uniform", FedAvg(), sign=tmp_path / "k")
 
 
 @pytest.mark.parametrize("audit", [False, True])

@@ -267,6 +267,6 @@ def test_what_lies_beside_a_journal_may_be_anything(tmp_path: Path) -> None:
 def run_generation(path: Path) -> int:
     from fedcohort.audit.verification import examine
 
-    seal = examine(path, replay=False).seal
-    assert seal is not None
-    return seal.generation
+    head = examine(path, replay=False).head
+    assert head is not None
+    return head.generation

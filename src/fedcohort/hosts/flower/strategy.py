@@ -26,7 +26,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from scipy.special import logsumexp
 
-from fedcohort.core.errors import InputError, ParameterError
+from fedcohort.core.errors import ParameterError
 from fedcohort.core.params import Boolean, Constraint, Interval, Optional, check_values
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import Registry
