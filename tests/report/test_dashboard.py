@@ -312,7 +312,7 @@ def test_the_page_shows_offline_clients_and_that_the_server_is_gone(page, sessio
     """Names of clients are plain text; a released lock is news, although nothing is written."""
     path = session.journal.path
     away = {"<b>site-1</b>": time.time() - 7200, "site-2": time.time() - 2400}
-    generation = session.journal.database.seal.generation
+    generation = session.journal.generation
     said = Presence("waiting", time.time() - 600, "6 of 8 clients have been online", time.time(), generation)
     replace(said, planned=20, online=6, offline=away, offline_count=2).write(path)
     with Server(path.parent) as served:
