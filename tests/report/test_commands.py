@@ -116,3 +116,9 @@ def test_dashboard_starts_and_ends_cleanly(tmp_path):
     finally:
         child.kill()
         child.communicate()
+
+
+def test_tables_are_printed_with_the_method_and_the_setup(experiment):
+    text = call("report", experiment, "--tables", "latex", "-q").stdout
+    assert text.startswith("We compare") and text.count(r"\begin{table}") == 3 and "Bold: the best mean." in text
+    assert call("report", experiment, "--tables", "csv", "-q").stdout.startswith("Selector,Terminal")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from fedcohort.core.errors import ParameterError, UnknownNameError
 from fedcohort.report import load_figures
+from fedcohort.simulate.leaderboard.significance import half_interval
 from fedcohort.simulate.store.results import load
 
 
@@ -68,3 +70,25 @@ def test_a_figure_is_drawn_in_a_notebook_and_saved(page, experiment, tmp_path):
     svg = figure.save(tmp_path / "ranks.svg").read_text()
     assert svg.startswith("<svg") and "critical difference" in svg and "fedcbs" in svg
     assert figure.save(tmp_path / "ranks.csv").read_text().startswith("view,selector,mean rank")
+
+
+def test_results_are_plotted_for_a_paper(experiment, tmp_path):
+    pytest.importorskip("matplotlib")
+    results = load(experiment)
+    figure = results.plot()
+    (board,) = results.leaderboards()
+    curves, arrivals, *_ = figure.axes
+    assert [line.get_label() for line in curves.lines] == [row.label for row in board.rows]
+    runs = [run for run in results.runs if run.label == board.rows[0].label or run.selector == board.rows[0].label]
+    last = [results.score(run)[np.isfinite(results.score(run))][-1] for run in runs]
+    assert curves.lines[0].get_ydata()[-1] == pytest.approx(np.mean(last))
+    (band,) = [one.get_paths()[0].vertices for one in curves.collections[:1]]
+    rounds = band[:, 0].max()
+    width = np.ptp(band[band[:, 0] == rounds][:, 1])
+    assert width == pytest.approx(2 * half_interval(np.array(last)), rel=1e-5)
+    assert f"{board.rows[0].label} (" in arrivals.get_yticklabels()[0].get_text()
+    turns = figure.axes[-1]
+    assert sum(turns.lines[0].get_ydata()) == pytest.approx(sum(map(len, results.cohorts(runs[0]))), rel=0.2)
+    figure.savefig(tmp_path / "figure.pdf")
+    with pytest.raises(UnknownNameError):
+        results.plot("no such setting")

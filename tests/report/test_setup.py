@@ -9,9 +9,10 @@ import tomllib
 import pytest
 
 from fedcohort.report.page import assemble, build_report
-from fedcohort.report.setup import facts
+from fedcohort.report.setup import facts, method, setup_table
 from fedcohort.scenario import PRESETS, preset
 from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.leaderboard.formats import render
 from tests.experiments import run_experiment
 
 TABLE = {
@@ -95,3 +96,22 @@ def test_a_preset_is_spelled_out():
         assert (said == "all clients, in every round") == always
         seen.add(always)
     assert seen == {True, False}
+
+
+def test_the_method_says_what_was_done_and_with_which_statistics(page):
+    content = assemble([page[1]])
+    text = method(content.bundle, content.sections[0].board)
+    for part in ("mine and uniform", "300 training", "10 clients", "3 clients train", "3 steps", "learning rate 0.125",
+                 "4 rounds", "same 2 seeds", "differences to uniform", "Holm", "fedcohort 0."):  # fmt: skip
+        assert part in text, part
+    assert html.escape(text) in page[0] or text in html.unescape(page[0])
+
+
+@pytest.mark.parametrize("form", ["latex", "markdown"])
+def test_the_setup_is_a_table_for_an_appendix(page, form):
+    table = setup_table(assemble([page[1]]).bundle)
+    text = render(table, form)
+    stated = {row[0].text: row[1].text for row in table.rows}
+    assert stated["Seeds"] == "2: 3 and 5" and "Seeds" in text and "Selectors" in text
+    if form == "latex":
+        assert "p{0.70\\linewidth}" in text and "per\\_client 2" in text

@@ -27,7 +27,8 @@ from fedcohort.core.terminal import err, say
 from fedcohort.report.export import export_charts
 from fedcohort.report.live_page import build_live_report, summary_lines
 from fedcohort.report.page import assemble, build_report, figure_files
-from fedcohort.simulate.leaderboard.formats import render
+from fedcohort.report.setup import method, setup_table
+from fedcohort.simulate.leaderboard.formats import paragraph, render
 
 
 class FigureFormat(StrEnum):
@@ -66,7 +67,7 @@ def report(
     ] = None,
     picture: Annotated[FigureFormat, typer.Option("--picture", help="Format of exported figures.")] = FigureFormat.SVG,
     tables: Annotated[
-        TableFormat | None, typer.Option(help="Print the tables in this format instead of writing a page.")
+        TableFormat | None, typer.Option(help="Print method, tables and setup in this format; no page.")
     ] = None,
     columns: ColumnsOption = None,
     wide: WideOption = False,
@@ -115,7 +116,11 @@ def report(
     for warning in content.warnings:
         say(messages, f" {warning}", lead="note:", lead_style="yellow")
     if tables is not None:
-        out().print("\n".join(render(t, tables.value) for s in content.sections for t in s.tables))
+        shown = [table for section in content.sections for table in section.tables]
+        shown += [setup_table(content.bundle)]
+        if tables is not TableFormat.CSV:  # a paragraph is no table
+            out().print(paragraph(method(content.bundle, content.sections[0].board), tables.value))
+        out().print("\n".join(render(table, tables.value) for table in shown))
         return
     _write(output, build_report(content))
     exported: list[Path] = []

@@ -133,7 +133,7 @@ def build_report(report: Report) -> str:
         report.warnings,
         panes,
         remarks=report.remarks,
-        setup=setup_card(report.bundle),
+        setup=setup_card(report.bundle, report.sections[0].board),
     )
 
 

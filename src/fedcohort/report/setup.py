@@ -12,6 +12,8 @@ from fedcohort.report.data import Bundle
 from fedcohort.report.render import card
 from fedcohort.scenario import Scenario
 from fedcohort.simulate.config.toml import to_toml
+from fedcohort.simulate.leaderboard import Leaderboard, Table
+from fedcohort.simulate.leaderboard.formats import Cell
 from fedcohort.simulate.leaderboard.words import names
 
 _VERSIONS = ("fedcohort", "torch", "numpy", "python")
@@ -148,10 +150,59 @@ def _seeds(value: Any) -> str:
     return f"{len(seeds)}: {names([str(seed) for seed in seeds], 30)}" if seeds else ""
 
 
-def setup_card(bundle: Bundle) -> Markup:
+_LOCAL = {
+    "steps": "{} steps", "epochs": "{} epochs", "batch_size": "batches of {}", "lr": "learning rate {:g}",
+    "momentum": "momentum {:g}", "weight_decay": "weight decay {:g}",
+}  # fmt: skip
+
+
+def method(bundle: Bundle, board: Leaderboard) -> str:
+    """Return the paragraph of a paper that says what was compared, on what, and with which statistics."""
+    config, meta = bundle.configs[0], bundle.metas[0]
+    known, run, local = facts(config, meta), _mapping(config.get("run")), _mapping(config.get("local"))
+    metric = board.metric.name
+    settings = ""
+    if len(bundle.settings) > 1:
+        settings = f", in the settings {names([s.name for s in bundle.settings])} (the setup says how they differ)"
+    cohort = "all available clients" if run.get("cohort") == "all" else f"{run.get('cohort')} clients"
+    training = ", ".join(form.format(local[key]) for key, form in _LOCAL.items() if local.get(key))
+    window = "the last round" if board.window == 1 else f"the last {board.window} rounds"
+    seeds = max(row.runs for row in board.rows)
+    sentences = [
+        f"We compare {names([row.label for row in board.rows], 40)} on {known.get('Data', 'the data')}, divided among "
+        f"{bundle.settings[0].n_clients:,} clients ({known.get('Partition', 'not stated')}){settings}.",
+        f"In each of {run.get('rounds')} rounds, {cohort} train the model {known.get('Model', '')} ({training}), and "
+        f"the server combines their models by {known.get('Aggregation', 'averaging')}.",
+    ]
+    if "Latency" in known:
+        sentences.append(f"Latency: {known['Latency']}; availability: {known.get('Availability', 'not stated')}.")
+    if seeds > 1:
+        sentences.append(
+            f"Each selector runs with the same {seeds} seeds; a seed fixes the federation, the first model and all "
+            f"delays, so differences are paired by seed. We report the mean {metric} of {window}, differences to "
+            f"{board.baseline} with 95% intervals (Student's t), and p-values of two-sided paired t-tests, corrected "
+            "by Holm's method over the selectors of a table."
+        )
+    return " ".join([*sentences, f"Simulated with fedcohort {meta.get('fedcohort', '')}.".replace(" .", ".")])
+
+
+def setup_table(bundle: Bundle) -> Table:
+    """Return the setup as a table for an appendix, with a column for each experiment."""
+    columns = [facts(config, meta) for config, meta in zip(bundle.configs, bundle.metas, strict=True)]
+    parts = list(dict.fromkeys(part for column in columns for part in column))
+    return Table(
+        "setup",
+        "Setup",
+        ("", *(path.resolve().name for path in bundle.paths)),
+        tuple((Cell(part), *(Cell(column.get(part, "–")) for column in columns)) for part in parts),
+        wrap=frozenset(range(1, len(columns) + 1)),
+    )
+
+
+def setup_card(bundle: Bundle, board: Leaderboard) -> Markup:
     """Return the card with the setup of every experiment, and a button that copies it as TOML."""
     experiments = [
         {"name": path.resolve().name, "facts": facts(config, meta), "toml": to_toml(config)}
         for path, config, meta in zip(bundle.paths, bundle.configs, bundle.metas, strict=True)
     ]
-    return card("setup", experiments)
+    return card("setup", experiments, method(bundle, board))

@@ -55,7 +55,8 @@
         await navigator.clipboard.writeText(source.textContent);
         button.textContent = "Copied";
       } catch { // some browsers have no clipboard for a file opened from disk: select the text instead
-        source.closest("details").open = true;
+        const folded = source.closest("details");
+        if (folded) folded.open = true;
         getSelection().selectAllChildren(source);
         button.textContent = document.execCommand("copy") ? "Copied" : "Selected: press Ctrl+C";
       }

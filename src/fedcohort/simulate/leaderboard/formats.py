@@ -86,7 +86,13 @@ def to_html(table: Table) -> str:
     return (
         f'{lead}<div class="table" tabindex="0" role="region" aria-label="{escape_html(table.title)}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    ) + (f'<p class="small">{escape_html(table.note)}</p>' if table.note else "")
+    ) + (f'<p class="small">{escape_html(_note(table))}</p>' if table.note else "")
+
+
+def _note(table: Table) -> str:
+    """Return the note, and what bold type means: to be the best is no claim."""
+    best = any(cell.best for row in table.rows for cell in row)
+    return " ".join(filter(None, (table.note, "Bold: the best mean." if best else "")))
 
 
 def _wrap_class(table: Table, column: int) -> str:
@@ -116,7 +122,7 @@ def to_latex(table: Table) -> str:
     lines = [
         r"\begin{table}",
         r"\centering",
-        rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
+        rf"\begin{{tabular}}{{{_latex_columns(table)}}}",
         r"\toprule",
         " & ".join(_latex(c) for c in table.columns) + r" \\",
         r"\midrule",
@@ -126,10 +132,16 @@ def to_latex(table: Table) -> str:
     lines += [
         r"\bottomrule",
         r"\end{tabular}",
-        rf"\caption{{{_latex(' '.join(filter(None, (f'{table.title}.', table.lead, table.note))))}}}",
+        rf"\caption{{{_latex(' '.join(filter(None, (f'{table.title}.', table.lead, _note(table)))))}}}",
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _latex_columns(table: Table) -> str:
+    """Return the alignment of each column; columns of running text share the width that is left."""
+    wide = f"p{{{0.7 / max(1, len(table.wrap)):.2f}\\linewidth}}"
+    return "l" + "".join(wide if i in table.wrap else "r" for i in range(1, len(table.columns)))
 
 
 def _cells(row: Sequence[Cell], escape: Callable[[str], str], bold: str) -> list[str]:
@@ -151,7 +163,7 @@ def to_markdown(table: Table) -> str:
     ]
     for row in table.rows:
         lines.append("| " + " | ".join(_cells(row, escape, "**{}**")) + " |")
-    above, below = (f"{table.lead}\n\n" if table.lead else ""), (f"\n\n{table.note}" if table.note else "")
+    above, below = (f"{table.lead}\n\n" if table.lead else ""), (f"\n\n{note}" if (note := _note(table)) else "")
     return above + "\n".join(lines) + below + "\n"
 
 
@@ -166,6 +178,11 @@ def to_csv(table: Table) -> str:
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {"latex": to_latex, "markdown": to_markdown, "csv": to_csv}
+
+
+def paragraph(text: str, form: str) -> str:
+    """Return running text for one of :data:`FORMATS`."""
+    return (_latex(text) if form == "latex" else text) + "\n"
 
 
 def render(table: Table, form: str) -> str:

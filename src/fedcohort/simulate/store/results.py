@@ -65,6 +65,7 @@ from fedcohort.simulate.store.facts import FederationFacts, count_clients, read_
 if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
+    from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 2  # fedcohort 0.2 wrote version 1
@@ -514,18 +515,47 @@ class Results:
             Label to compare with. Default: the configuration's, or else uniform.
         """
         options = Options.of(self.config).override(targets, baseline)
+        own = {setting_name(run.setting): SettingOptions.of(self.config, run.setting) for run in self.runs}
+        return leaderboards_of(self._numbers(), options, own)
+
+    def _numbers(self) -> dict[str, list[RunNumbers]]:
+        """Return what is compared of each run, by setting."""
         settings: dict[str, list[RunNumbers]] = {}
-        own: dict[str, SettingOptions] = {}
         for run in self.runs:
             rounds = self.column(run, "round")
-            if not len(rounds) and run.state != "failed":
-                continue
-            name = setting_name(run.setting)
-            values = {column: self.column(run, column) for column in _COMPARED} | {"accuracy": self.score(run)}
-            label = run.label or run.selector
-            settings.setdefault(name, []).append(RunNumbers(label, run.selector, run.seed, run.state, rounds, values))
-            own[name] = SettingOptions.of(self.config, run.setting)
-        return leaderboards_of(settings, options, own)
+            if len(rounds) or run.state == "failed":
+                values = {column: self.column(run, column) for column in _COMPARED} | {"accuracy": self.score(run)}
+                numbers = RunNumbers(run.label or run.selector, run.selector, run.seed, run.state, rounds, values)
+                settings.setdefault(setting_name(run.setting), []).append(numbers)
+        return settings
+
+    def plot(self, setting: str | None = None, *, baseline: str | None = None) -> Figure:
+        """Return a matplotlib figure of one setting: curves, time to the target, the worst group, who takes part.
+
+        Bands are 95% intervals over seeds. ``figure.savefig("figure.pdf")`` writes it.
+
+        Parameters
+        ----------
+        setting : str, optional
+            Default: the first.
+        baseline : str, optional
+            Label that decides the target. Default: as in :meth:`leaderboards`.
+        """
+        from fedcohort.simulate.leaderboard.plot import plot
+
+        boards = {board.setting: board for board in self.leaderboards(baseline=baseline)}
+        name = next(iter(boards), "") if setting is None else setting
+        if name not in boards:
+            raise UnknownNameError(
+                f"There is no setting {name!r}. Known: {', '.join(boards) or 'none, because no round is recorded'}.",
+                hint=suggest(name, boards),
+            )
+        picks: dict[str, list[IntArray]] = {}
+        for run in self.runs:
+            if setting_name(run.setting) == name and (cohorts := self.cohorts(run)):
+                counts = np.bincount(np.concatenate(cohorts), minlength=self.client_count(run))
+                picks.setdefault(run.label or run.selector, []).append(counts)
+        return plot(boards[name], self._numbers()[name], picks)
 
     def to_pandas(self, table: str = "rounds") -> pandas.DataFrame:
         """Return ``rounds`` or ``clients`` as a data frame, with label, selector, seed and setting in every row."""
