@@ -82,8 +82,8 @@ def test_the_expected_round_is_that_of_all_rounds_there_can_be(n: int, enough: i
 
 def test_the_proposal_is_the_best_pair_of_all_rounds_there_can_be() -> None:
     pace = Pace()
-    pace.observe(0, 0.0, 9.0, np.array([1.0, 1.0, 1.0, 2.0, 8.0, 9.0]), np.array([False] * 5 + [True]))
-    found = pace.propose(100.0, 2, 2, 1)
+    pace.observe(0, np.arange(6), 0.0, 9.0, np.array([1.0, 1.0, 1.0, 2.0, 8.0, 9.0]), np.array([False] * 5 + [True]))
+    found = pace.propose(100.0, 2, 2, 1, leave_out_slow=True)
     one = [(1.0, OK)] * 3 + [(2.0, OK), (8.0, OK), (9.0, FAILED)]
 
     def price(deadline: float, spares: int) -> float:
@@ -100,16 +100,17 @@ def test_the_proposal_is_the_best_pair_of_all_rounds_there_can_be() -> None:
 
 def test_a_client_at_work_is_not_taken_for_one_that_fails() -> None:
     pace = Pace()
-    pace.observe(0, 0.0, 1.2, np.array([1.0, 1.0, 1.5, 1.5]), np.zeros(4, np.bool_))
-    assert pace.propose(1.2, 4, 0, 2).deadline == pytest.approx(1.02)
-    assert pace.propose(1.5, 4, 0, 2).deadline == pytest.approx(1.53)  # late answers are added when they arrive
+    pace.observe(0, np.arange(4), 0.0, 1.2, np.array([1.0, 1.0, 1.5, 1.5]), np.zeros(4, np.bool_))
+    assert pace.propose(1.2, 4, 0, 2, leave_out_slow=True).deadline == pytest.approx(1.02)
+    # Late answers are added when they arrive.
+    assert pace.propose(1.5, 4, 0, 2, leave_out_slow=True).deadline == pytest.approx(1.53)
 
 
 def test_what_was_before_a_change_of_speed_is_forgotten() -> None:
     pace, draw = Pace(), np.random.default_rng(4)
     for ticket in range(60):
         speed = 1.0 if ticket < 50 else 10.0
-        pace.observe(ticket, 0.0, 0.0, speed * draw.uniform(1, 2, 10), np.zeros(10, np.bool_))
+        pace.observe(ticket, np.arange(10), 0.0, 0.0, speed * draw.uniform(1, 2, 10), np.zeros(10, np.bool_))
     deadline = pace.propose(1e6, 10, 0, 5).deadline
     assert deadline is not None and deadline > 10
 
@@ -182,6 +183,51 @@ def test_in_no_federation_is_the_best_fixed_deadline_5_percent_faster(
     assert ratio <= 1.05, row
 
 
+# -- who is left out ---------------------------------------------------------------------------------------------------
+
+
+def share_of_liars(liars: int, *, spares: int, least: int | None, leave_out_slow: bool, silent: int = 0) -> float:
+    """Return the share of the fast clients in the models of the second half of 100 rounds of 10 among 40 clients."""
+    policy = Policy(size=10, spares=spares, deadline="auto", min_replies=least, leave_out_slow=leave_out_slow)
+    draw, clock, until = np.random.default_rng(1), 0.0, np.zeros(40)
+    models: list[np.ndarray] = []
+    with Session("uniform", clients=40, seed=2) as session:
+        pace = Pace.of(session)
+        for _ in range(100):
+            while not (there := np.flatnonzero(until <= clock)).size:
+                clock = until.min()
+            round_ = Round(session, policy, len(there), pace, clock)
+            round_.open(there)
+            cohort = round_.choose()
+            seconds = np.where(cohort.clients < liars, 0.01, 10.0) * draw.uniform(0.9, 1.1, cohort.size)
+            seconds[cohort.clients >= 40 - silent] = np.inf
+            status = np.where(seconds < np.inf, OK, MISSING).astype(np.int8)
+            lasts = round_.settle(seconds, status)
+            # A client that has not answered is busy until it does, and a silent one until its message expires.
+            until[cohort.clients] = clock + np.where(seconds < np.inf, seconds, 60.0)
+            clock += lasts
+            round_.finish((round_.status == OK)[round_.answered])
+            models.append(cohort.clients[round_.status == OK])
+        said = [body for body in session.journal.events(PROPOSED) if "left_out" in body]
+        assert all(body["left_out"] > 0.2 * body["asked"] for body in said)
+        assert not leave_out_slow or len(said) > 50
+    second = np.concatenate(models[50:])
+    return float((second < liars).mean())
+
+
+@pytest.mark.parametrize(
+    ("liars", "spares", "least", "most"), [(10, 10, None, 0.3), (20, 0, None, 0.55), (10, 0, 1, 0.3), (20, 10, 1, 0.55)]
+)
+@pytest.mark.parametrize("silent", [0, 8])
+def test_fast_clients_do_not_take_a_federation_over(
+    liars: int, spares: int, least: int | None, most: float, silent: int
+) -> None:
+    found = share_of_liars(liars, spares=spares, least=least, leave_out_slow=False, silent=silent)
+    taken_over = share_of_liars(liars, spares=spares, least=least, leave_out_slow=True, silent=silent)
+    print(f"{liars} of 40 fast, {spares} spares, {silent} silent: {found:.2f}, with permission {taken_over:.2f}")
+    assert found <= most + silent / 80 and taken_over == 1.0
+
+
 # -- in rounds ---------------------------------------------------------------------------------------------------------
 
 
@@ -218,10 +264,20 @@ def test_arrivals_one_by_one_and_at_once_give_the_same_deadlines() -> None:
 def test_a_deadline_aims_at_the_models_without_which_a_round_counts_for_nothing() -> None:
     pace, draw = Pace(), np.random.default_rng(7)
     for ticket in range(50):
-        pace.observe(ticket, 10.0 * ticket, 10.0 * (ticket + 1), draw.lognormal(0, 1.5, 10), np.zeros(10, np.bool_))
+        pace.observe(
+            ticket,
+            np.arange(10),
+            10.0 * ticket,
+            10.0 * (ticket + 1),
+            draw.lognormal(0, 1.5, 10),
+            np.zeros(10, np.bool_),
+        )
     with Session("uniform", clients=20) as session:
         every, half, simulated = (
-            Round(session, Policy(size=10, deadline="auto", min_replies=least), 20, pace, 1e6).proposal.deadline or 0.0
+            Round(
+                session, Policy(size=10, deadline="auto", leave_out_slow=True, min_replies=least), 20, pace, 1e6
+            ).proposal.deadline
+            or 0.0
             for least in (1, None, 0)
         )
     assert 0 < every < 0.5 * half

@@ -314,6 +314,7 @@ class _RoundPlayer(Player):
         self.host = host
         self.attempts = Attempts.of(session, policy)
         self.pace = Pace.of(session, host.now()) if policy.deadline == "auto" else None
+        self._leaves_out = False  # whether the newest deadline leaves out a part of the federation
         # Late replies that will count, each with its round and how often the selector counts the client.
         self.late: list[tuple[Reply, int, float]] = []
 
@@ -375,8 +376,19 @@ class _RoundPlayer(Player):
             why = self._lease(cohort)
             if not why:
                 self.host.on_chosen(cohort, len(available))
+                self._warn_of_slow(round_)
                 return round_
             self._give_up(cohort, why)
+
+    def _warn_of_slow(self, round_: Round) -> None:
+        """Warn, once until it changes, that a deadline leaves out a part of the federation."""
+        left_out = round_.left_out()
+        if left_out and not self._leaves_out:
+            log.warning(
+                "the deadline of %.3g s leaves out %d of the %d clients asked so far, which take longer",
+                round_.proposal.deadline, left_out["left_out"], left_out["asked"],
+            )  # fmt: skip
+        self._leaves_out = bool(left_out)
 
     def _give_up(self, cohort: Cohort, why: str) -> None:
         """Abandon a cohort that cannot train."""
@@ -472,7 +484,8 @@ class _RoundPlayer(Player):
         names = frozenset(round_.cohort.names)
         while not round_.is_closed(elapsed(round_.deadline)):
             deadline = round_.deadline
-            replies = list(host.receive(math.inf if deadline is None else begun + deadline))
+            lasts = round_.shortest if round_.answered.all() else deadline
+            replies = list(host.receive(math.inf if lasts is None else begun + lasts))
             arrived = elapsed(deadline)
             others = []
             for reply in replies:

@@ -14,10 +14,18 @@ continues after D until it has them; :func:`expected_rounds` counts this time to
 
 F and G are Aalen-Johansen estimates, in which a client that has not answered yet is censored. A late answer is added
 when it arrives, so a deadline hides slow clients only for a while.
+
+The fastest models may all be those of a few clients, which would then own the global model. So unless it is permitted,
+no deadline is proposed that is shorter than the newest answers of more than a fifth of the clients that ever answered,
+each counted once, and spares only if no more than a fifth are four times faster than that. As long as fewer than three
+fifths of the clients asked have answered, there is no proposal at all, and each round lasts twice as long as the
+longest before it, up to a minute. Otherwise clients that answer at once could play hundreds of rounds among themselves
+while all others are still at work.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +35,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import gammaln, xlogy
 
-from fedcohort.core.arrays import BoolArray, FloatArray
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.journal.events import TIMES
 from fedcohort.session.session import Session
 
@@ -37,6 +45,10 @@ _POINTS = 100  # how many deadlines to compare
 _MARGIN = 1.02  # a deadline at exactly an answer's time would miss the next answer that takes as long
 _COHORTS = 1000  # how many cohorts to keep
 _CHOICES = 6  # how many numbers of spares to compare
+MAX_LEFT_OUT = 0.2  # the share of clients that a deadline may leave out
+_KNOWN = 0.6  # the share of clients that must have answered before others are left out
+_FASTER = 4.0  # times as fast as the slowest that is not left out
+_PROBE = 60.0  # seconds that a round lasts at most for this
 _FIRST = 2.0  # in the first round, the deadline is this multiple of the newest answer's time
 
 
@@ -153,6 +165,7 @@ class _Times:
     """How long the clients of one cohort took."""
 
     ticket: int
+    clients: IntArray  # (k,)
     begun: float
     closed: float
     seconds: FloatArray  # (k,) when each client answered or failed; infinity if it has not
@@ -171,15 +184,22 @@ class Pace:
     >>> pace.propose(now=0.0, size=2, spares=2, least=1)  # nothing is known
     Proposal(deadline=None, spares=2)
     >>> for ticket in range(5):
-    ...     pace.observe(ticket, 0.0, 1.1, np.array([1.0, 1.1, 1.2, 60.0]), np.zeros(4, bool))
-    >>> pace.propose(now=100.0, size=2, spares=2, least=1)
-    Proposal(deadline=1.224, spares=2)
+    ...     pace.observe(ticket, np.arange(4), 0.0, 1.1, np.array([1.0, 1.1, 1.2, 60.0]), np.zeros(4, bool))
+    >>> pace.propose(now=100.0, size=2, spares=2, least=1)  # one of four is more than a fifth
+    Proposal(deadline=61.2, spares=0)
+    >>> pace.propose(now=100.0, size=2, spares=2, least=1, leave_out_slow=True), pace.left_out(1.224)
+    (Proposal(deadline=1.224, spares=2), (1, 4))
     """
 
     def __init__(self) -> None:
         self._offset = 0.0  # from the host's clock to one that continues over restarts
         # More than any proposal uses, so that dropping older ones changes nothing.
         self._cohorts: deque[_Times] = deque(maxlen=_COHORTS)
+        # For each client, however old its answers are.
+        self._newest: dict[int, float] = {}  # seconds of its newest answer
+        self._silent: set[int] = set()  # asked, and neither answered nor failed so far
+        self._coming: list[tuple[float, int, float]] = []  # answers after the end of their round: time, client, seconds
+        self._longest = 0.0  # round
 
     @classmethod
     def of(cls, session: Session, now: float | None = None) -> Pace:
@@ -192,11 +212,12 @@ class Pace:
             Default: the clock continues, as in a simulation.
         """
         pace = cls()
+        clients = {row.ticket: row.clients for row in session.journal.cohorts()}
         for body in session.journal.events(TIMES):
             seconds = np.array([np.inf if at is None else at for at in body["seconds"]], np.float64)
             failed = np.isin(np.arange(len(seconds)), body["failed"])
             if "begun" in body:
-                pace.observe(body["ticket"], body["begun"], body["closed"], seconds, failed)
+                pace.observe(body["ticket"], clients[body["ticket"]], body["begun"], body["closed"], seconds, failed)
             else:
                 pace.correct(body["ticket"], body["places"], seconds, failed)
         if now is not None:
@@ -210,11 +231,14 @@ class Pace:
         """Convert the host's time to that of a clock that continues over restarts."""
         return now + self._offset
 
-    def observe(self, ticket: int, begun: float, closed: float, seconds: FloatArray, failed: BoolArray) -> None:
+    def observe(
+        self, ticket: int, clients: IntArray, begun: float, closed: float, seconds: FloatArray, failed: BoolArray
+    ) -> None:
         """Add the times of a cohort.
 
         Parameters
         ----------
+        clients : (k,) int array
         begun, closed : float
             When its round began, and when it was closed.
         seconds : (k,) float array
@@ -223,15 +247,54 @@ class Pace:
             Whether each client failed.
         """
         # Rounded, because differences of times have rounding errors, and every host must find the same ties.
-        self._cohorts.append(_Times(ticket, begun, closed, np.round(seconds, 9), failed.copy()))
+        cohort = _Times(ticket, clients, begun, closed, np.round(seconds, 9), failed.copy())
+        self._cohorts.append(cohort)
+        self._longest = max(self._longest, closed - begun)
+        for place, client in enumerate(clients.tolist()):
+            if client not in self._newest:
+                self._silent.add(client)
+            self._expect(cohort, place)
+
+    def _expect(self, cohort: _Times, place: int) -> None:
+        client, seconds = int(cohort.clients[place]), float(cohort.seconds[place])
+        if cohort.failed[place]:
+            self._silent.discard(client)
+        elif seconds < np.inf:
+            heapq.heappush(self._coming, (cohort.begun + seconds, client, seconds))
+
+    def _advance(self, now: float) -> None:
+        """Take over the answers that have arrived by now; a simulation knows the later ones, too."""
+        while self._coming and self._coming[0][0] <= now + 1e-9 * (1.0 + abs(now)):
+            _, client, seconds = heapq.heappop(self._coming)
+            self._silent.discard(client)
+            self._newest[client] = seconds
 
     def correct(self, ticket: int, places: Sequence[int], seconds: FloatArray, failed: BoolArray) -> None:
         """Add the times of late answers from a cohort's clients at ``places``."""
         for cohort in self._cohorts:
             if cohort.ticket == ticket:
                 cohort.seconds[places], cohort.failed[places] = seconds, failed
+                for place in places:
+                    self._expect(cohort, place)
 
-    def propose(self, now: float, size: int, spares: int, least: int, needed: int = 0) -> Proposal:
+    @property
+    def exploring(self) -> bool:
+        """Whether too few of the clients asked have answered to know who would be left out."""
+        return len(self._newest) < _KNOWN * (len(self._newest) + len(self._silent))
+
+    def left_out(self, deadline: float) -> tuple[int, int]:
+        """Return how many clients took longer for their newest answer or have not answered, and how many were asked."""
+        slower = sum(seconds > deadline for seconds in self._newest.values())
+        return slower + len(self._silent), len(self._newest) + len(self._silent)
+
+    def shortest_round(self, now: float) -> float:
+        """Return how long the next round must last at least, even if everybody has answered."""
+        self._advance(now)
+        return min(_FIRST * self._longest, _PROBE) if self.exploring else 0.0
+
+    def propose(
+        self, now: float, size: int, spares: int, least: int, needed: int = 0, *, leave_out_slow: bool = False
+    ) -> Proposal:
         """Return the deadline and the spares of a round that begins now.
 
         Parameters
@@ -244,10 +307,21 @@ class Pace:
             A round with fewer models is worth nothing.
         needed : int
             With fewer models, the round continues after the deadline.
+        leave_out_slow : bool
+            Whether the deadline may leave out more than a fifth of the clients that ever answered.
         """
+        self._advance(now)
+        best, cost, shortest = Proposal(None, spares), np.inf, 0.0
+        if not leave_out_slow:
+            if self.exploring:
+                return Proposal(None, 0)
+            newest = np.sort(list(self._newest.values()))
+            shortest = float(newest[len(newest) - int(MAX_LEFT_OUT * len(newest)) - 1]) if len(newest) else 0.0
+            # With spares, a round closes with its first answers. If many are far faster, these would always be theirs.
+            if (newest < shortest / _FASTER).sum() > MAX_LEFT_OUT * len(newest):
+                spares = 0
         recent = self._similar_cohorts(now)
         shares = _incidence_of(recent, now)
-        best, cost = Proposal(None, spares), np.inf
         pauses = [after.begun - before.closed for before, after in pairwise(recent)]
         pause = max(float(np.median(pauses)), 0.0) if pauses else 0.0
         for extra in np.unique(np.linspace(0, spares, min(spares + 1, _CHOICES)).round().astype(np.int64)).tolist():
@@ -255,9 +329,12 @@ class Pace:
             # Seconds per model that counts; infinite if a deadline gives none.
             per_model = np.full(len(models), np.inf)
             np.divide(seconds + pause, models, out=per_model, where=models > 0)
+            # The last one stays: older answers may all be slower than those of the newest cohorts.
+            per_model[:-1][shares.times[:-1] < shortest] = np.inf
             at = int(np.argmin(per_model)) if len(per_model) else 0
             if len(per_model) and per_model[at] < cost:
-                best, cost = Proposal(round(float(shares.times[at]) * _MARGIN, 9), extra), float(per_model[at])
+                deadline = max(float(shares.times[at]), shortest)
+                best, cost = Proposal(round(deadline * _MARGIN, 9), extra), float(per_model[at])
         return best
 
     def _similar_cohorts(self, now: float) -> list[_Times]:

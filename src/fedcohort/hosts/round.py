@@ -18,11 +18,11 @@ import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError
-from fedcohort.core.params import Constraint, Either, Interval, OneOf, Optional, check_values
+from fedcohort.core.params import Boolean, Constraint, Either, Interval, OneOf, Optional, check_values
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import join_names
-from fedcohort.hosts.pace import Pace, Proposal, first_deadline
+from fedcohort.hosts.pace import MAX_LEFT_OUT, Pace, Proposal, first_deadline
 from fedcohort.journal.events import ABANDONED, FAILURES, PROPOSED, TIMES, TRIED
 from fedcohort.session.session import Session
 
@@ -61,6 +61,9 @@ class Policy:
         Seconds after which a round closes with the models it has. With ``"auto"``, deadline and spares follow from how
         long clients have taken (:mod:`fedcohort.hosts.pace`): ``spares`` is the upper limit, and a round always waits
         for ``min_replies`` models. Default: wait for everybody.
+    leave_out_slow : bool
+        Whether an automatic deadline may leave out more than a fifth of the clients that ever answered, if models come
+        faster without them. Then the clients that answer fastest can own the global model.
     late : "discard" or "count"
         What happens to a valid model that arrives after its round was closed. It is recorded and left out, or it enters
         the average of the next round that closes, as an update of an older model (:class:`Late`).
@@ -82,6 +85,7 @@ class Policy:
     size: int | Callable[[int], int | None] | None = None
     spares: int = 0
     deadline: float | Literal["auto"] | None = None
+    leave_out_slow: bool = False
     late: Literal["discard", "count"] = "discard"
     min_replies: int | None = None
     tries: int = 3
@@ -93,6 +97,7 @@ class Policy:
         constraints: dict[str, Constraint] = {
             "spares": Interval(int, 0, None),
             "deadline": DEADLINE,
+            "leave_out_slow": Boolean(),
             "late": LATE_REPLIES,
             "min_replies": Optional(Interval(int, 0, None)),
             "tries": _COUNT,
@@ -264,6 +269,8 @@ class Round:
         Deadline and spares: those of the policy, or those that follow from earlier rounds.
     size : int or None
         How many models the round needs; None means one from every client.
+    shortest : float
+        How long the round lasts at least, even if everybody has answered; see :mod:`fedcohort.hosts.pace`.
     cohort : Cohort
         Set by :meth:`choose` or :meth:`resume`.
     seconds : (k,) float array
@@ -280,7 +287,7 @@ class Round:
 
     __slots__ = (
         "_failed", "_lasted", "_least", "_needed", "_pace", "_places", "_unreached", "begun", "cohort", "late",
-        "policy", "proposal", "reasons", "replies", "request", "seconds", "session", "size", "status",
+        "policy", "proposal", "reasons", "replies", "request", "seconds", "session", "shortest", "size", "status",
     )  # fmt: skip
 
     def __init__(
@@ -299,6 +306,7 @@ class Round:
         self._pace = pace if policy.deadline == "auto" else None
         self.proposal = Proposal(policy.fixed_deadline, policy.spares)
         self._least = self._needed = 0
+        self.shortest = 0.0
         if self._pace is not None:
             size = max(online if self.size is None else min(self.size, online), 1)
             # A round waits for these models beyond its deadline. Otherwise a run would end when all clients become
@@ -308,7 +316,10 @@ class Round:
             # So by default, a round should give half of its models.
             self._least = self._needed if policy.private or policy.min_replies else (size + 1) // 2
             spares = min(policy.spares, max(online - size, 0))
-            self.proposal = self._pace.propose(now, size, spares, self._least, self._needed)
+            self.proposal = self._pace.propose(
+                now, size, spares, self._least, self._needed, leave_out_slow=policy.leave_out_slow
+            )
+            self.shortest = 0.0 if policy.leave_out_slow else self._pace.shortest_round(now)
         self._failed: BoolArray | None = None
         self._lasted = 0.0
         self.request: RoundRequest
@@ -345,9 +356,16 @@ class Round:
                 hint="use a selector that takes as many as it is asked for, such as 'uniform'",
             )
         if self._pace is not None and cohort.size:
-            self.session.note(PROPOSED, {"ticket": cohort.ticket, **self.proposal._asdict()})
+            self.session.note(PROPOSED, {"ticket": cohort.ticket, **self.proposal._asdict(), **self.left_out()})
         self._begin(cohort)
         return cohort
+
+    def left_out(self) -> dict[str, int]:
+        """Return how many clients the deadline leaves out, and of how many, if that is more than a fifth."""
+        if self._pace is None or self.proposal.deadline is None:
+            return {}
+        slower, asked = self._pace.left_out(self.proposal.deadline)
+        return {"left_out": slower, "asked": asked} if slower > MAX_LEFT_OUT * asked else {}
 
     def resume(self, cohort: Cohort) -> None:
         """Continue with a cohort that was chosen earlier and whose replies are still missing."""
@@ -376,7 +394,9 @@ class Round:
         if self._pace is None:
             return self.proposal.deadline
         arrived = np.sort(self.seconds[(self.status == _OK) & (self.seconds < np.inf)])
-        deadline = self.proposal.deadline or first_deadline(arrived, self._least)
+        deadline = self.proposal.deadline
+        if deadline is None and (first := first_deadline(arrived, self._least)) is not None:
+            deadline = max(first, self.shortest)
         if deadline is None or len(arrived) < self._needed:
             return None
         return max(deadline, float(arrived[self._needed - 1])) if self._needed else deadline
@@ -396,8 +416,14 @@ class Round:
         self.seconds, self.status = seconds, status
         # Kept, because failures after the end of the round become LATE.
         self._failed = status != _OK
-        self.status, self._lasted = closing(seconds, status, deadline=self.deadline, enough=self.enough)
+        self.status, self._lasted = self._closing()
         return self._lasted
+
+    def _closing(self) -> Closing:
+        found = closing(self.seconds, self.status, deadline=self.deadline, enough=self.enough)
+        if found.seconds >= self.shortest:
+            return found
+        return Closing(closing(self.seconds, self.status, deadline=self.shortest).status, self.shortest)
 
     @property
     def closed_at(self) -> float:
@@ -440,8 +466,7 @@ class Round:
 
     def is_closed(self, seconds: float) -> bool:
         """Whether the round is over ``seconds`` after it began."""
-        end = closing(self.seconds, self.status, deadline=self.deadline, enough=self.enough).seconds
-        return end <= seconds
+        return self._closing().seconds <= seconds
 
     def close(self, seconds: float) -> None:
         """Set the reason of every client that has not answered."""
@@ -513,7 +538,7 @@ class Round:
         arrived = self.seconds < np.inf
         failed = arrived & ((self.status != _OK) if self._failed is None else self._failed)
         closed = self.closed_at
-        self._pace.observe(self.cohort.ticket, self.begun, closed, self.seconds, failed)
+        self._pace.observe(self.cohort.ticket, self.cohort.clients, self.begun, closed, self.seconds, failed)
         self.session.note(
             TIMES,
             {

@@ -25,7 +25,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.selector_spec import described_name
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal, ReplyRow
-from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, NEW_MODEL, SELECTOR, SHADOW, WAITED
+from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, NEW_MODEL, PROPOSED, SELECTOR, SHADOW, WAITED
 from fedcohort.journal.presence import planned_rounds, run_state
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session.explain import reasons_of
@@ -164,6 +164,7 @@ class Account:
     proof: Proof | None
     models: int | None = None  # global models so far, if clients answer one by one
     waits: Counter[str] = field(default_factory=Counter)  # how often a place stayed free although this client was
+    left_out: tuple[int, int] | None = None  # clients that the newest automatic deadline leaves out, and those asked
 
     @property
     def done(self) -> int:
@@ -198,6 +199,7 @@ class Account:
             "never_picked": list(self.never),
             "failures": dict(self.failures()),
             "waits": dict(self.waits),
+            "left_out": self.left_out,
             "rounds": [{**vars(r), "clients": list(r.clients)} for r in self.rounds],
             "clients": [
                 {"client": c.name, **{key: value for key, value in vars(c).items() if key != "name"}}
@@ -301,8 +303,15 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
         metrics=journal.metrics(),
         proof=prove_participation(journal) if meta.get("rules") or journal.events(CHANGED) else None,
         models=len(journal.events(NEW_MODEL)) if is_asynchronous(journal) else None,
+        left_out=_left_out(journal),
         waits=Counter(client for body in journal.events(WAITED) for client in body["clients"]),
     )
+
+
+def _left_out(journal: Journal) -> tuple[int, int] | None:
+    """Return how many of the clients asked the newest automatic deadline leaves out, if it is more than a fifth."""
+    newest = journal.events(PROPOSED)[-1:]
+    return (newest[0]["left_out"], newest[0]["asked"]) if newest and "left_out" in newest[0] else None
 
 
 def _round(

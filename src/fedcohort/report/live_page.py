@@ -126,6 +126,11 @@ def summary_lines(run: Account) -> list[str]:
     if run.waits:
         most = ", ".join(f"{client} {quantity(count, 'time')}" for client, count in run.waits.most_common(3))
         lines.append(f"A place stayed free, because a client had given its share of the newest answers: {most}.")
+    if run.left_out:
+        slower, asked = run.left_out
+        lines.append(
+            f"The automatic deadline leaves out {slower} of the {asked} clients asked so far: they take longer."
+        )
     members = sum(client.member for client in run.clients)
     if run.never:
         lines.append(f"Never picked: {len(run.never)} of {members} clients ({names(run.never, 50)}).")

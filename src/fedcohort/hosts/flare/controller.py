@@ -77,7 +77,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         only.
     seed : int
         Seed of the selection.
-    spares, deadline, late, min_replies, tries, wait_for, patience
+    spares, deadline, leave_out_slow, late, min_replies, tries, wait_for, patience
         As in :class:`~fedcohort.hosts.round.Policy`.
     query_deadline : float, optional
         Seconds that sites have to answer questions before the choice. Default: the ``deadline``.
@@ -118,6 +118,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         seed: int = 0,
         spares: int = 0,
         deadline: float | Literal["auto"] | None = None,
+        leave_out_slow: bool = False,
         late: Literal["discard", "count"] = "discard",
         query_deadline: float | None = None,
         wait_for: int = 1,
@@ -145,6 +146,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self.seed = seed
         self.spares = spares
         self.deadline = deadline
+        self.leave_out_slow = leave_out_slow
         self.late = late
         self.query_deadline = query_deadline
         self.wait_for = wait_for
@@ -175,6 +177,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             size=cohort_size,
             spares=spares,
             deadline=deadline,
+            leave_out_slow=leave_out_slow,
             late=late,
             min_replies=min_replies,
             tries=tries,

@@ -31,6 +31,7 @@ _OF_ROUNDS = {
     "spares": "a client that fails is replaced at once",
     "min_replies": "pass buffer, the number of answers that make a model",
     "filter": "filters compare the models of a round",
+    "leave_out_slow": "each client has a deadline of its own",
     "late": "an answer counts whenever it comes within the deadline, by its staleness",
 }
 

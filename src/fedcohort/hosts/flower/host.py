@@ -110,6 +110,7 @@ class FlowerHost(Host):
             size=self._size,
             spares=settings.spares,
             deadline="auto" if settings.deadline == "auto" else deadline,
+            leave_out_slow=settings.leave_out_slow,
             late=settings.late,
             min_replies=settings.min_replies,
             tries=settings.tries,

@@ -64,6 +64,7 @@ _CONSTRAINTS: Mapping[str, Constraint] = {
     "cohort_size": Optional(_COUNT),
     "spares": _ANY_NUMBER,
     "deadline": DEADLINE,
+    "leave_out_slow": Boolean(),
     "late": LATE_REPLIES,
     "query_deadline": Optional(_SECONDS),
     "wait_for": Optional(_COUNT),
@@ -122,6 +123,8 @@ class CohortStrategy(Strategy):
     deadline : float or "auto", optional
         Seconds after which a round closes with the models it has. ``"auto"``: every round gets the deadline,
         and at most ``spares`` spares, with which models came fastest so far. Default: the ``timeout`` of :meth:`start`.
+    leave_out_slow : bool
+        Whether an automatic deadline may leave out more than a fifth of the clients that ever answered.
     late : "discard" or "count"
         Whether a model that comes after its round was closed is left out, or averaged in the next round, as an update
         of an older model with a smaller weight.
@@ -193,6 +196,7 @@ class CohortStrategy(Strategy):
         cohort_size: int | None = None,
         spares: int = 0,
         deadline: float | Literal["auto"] | None = None,
+        leave_out_slow: bool = False,
         late: Literal["discard", "count"] = "discard",
         query_deadline: float | None = None,
         wait_for: int | None = None,
@@ -220,6 +224,7 @@ class CohortStrategy(Strategy):
         self.cohort_size = cohort_size
         self.spares = spares
         self.deadline = deadline
+        self.leave_out_slow = leave_out_slow
         self.late = late
         self.query_deadline = query_deadline
         self.wait_for = wait_for

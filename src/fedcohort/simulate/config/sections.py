@@ -87,6 +87,11 @@ class RunOptions(Parameterized):
         "'auto': every round gets the deadline, and at most 'spares' spares, that made models fastest so far; "
         "for a fixed deadline use scenario.deadline",
     )
+    leave_out_slow: bool = param(
+        False,
+        Boolean(),
+        "whether an automatic deadline may leave out more than a fifth of the clients that ever answered",
+    )
     late: Literal["discard", "count"] = param(
         "discard",
         LATE_REPLIES,

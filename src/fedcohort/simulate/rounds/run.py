@@ -293,7 +293,12 @@ class Run:
         # A simulated round always counts: without any reply, the global model stays as it is.
         deadline = options.deadline or plan.scenario.deadline
         self.policy = Policy(
-            size=options.size, spares=options.spares, deadline=deadline, late=options.late, min_replies=0
+            size=options.size,
+            spares=options.spares,
+            deadline=deadline,
+            leave_out_slow=options.leave_out_slow,
+            late=options.late,
+            min_replies=0,
         )
         self.late = LateUpdates() if options.late == "count" else None
         self.pace: Pace | None = None  # how long clients took, for an automatic deadline
