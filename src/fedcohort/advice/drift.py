@@ -2,7 +2,7 @@
 
 A record is cut into up to 20 stretches of successive rounds. If nothing changed, the stretches could have come in any
 order. The statistic is the largest cumulated deviation from the mean (CUSUM), and the tests are corrected by Holm's
-method. Within a stretch, neighbouring rounds may be as alike as they like.
+method. Within a stretch, neighbouring rounds may be as alike as they like. Presence is tested by days.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from fedcohort.advice.record import Record
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.protocol import Status
+from fedcohort.scenario.devices import DAY
 from fedcohort.simulate.leaderboard.significance import LEVEL, holm
 
 _STRETCHES = 20
@@ -23,7 +24,7 @@ _PERMUTATIONS = 1999
 
 @dataclass(frozen=True)
 class Change:
-    """One test: what was tested, its corrected p, and the round at which it seems to have changed."""
+    """One test: what was tested, its corrected p, and the round (or day) at which it seems to have changed."""
 
     what: str
     p: float
@@ -35,7 +36,8 @@ class Change:
         return self.p < LEVEL
 
     def __str__(self) -> str:
-        return f"{self.what} changed around round {self.round} (p = {self.p:.3f}, corrected)"
+        unit = "day" if "online" in self.what else "round"
+        return f"{self.what} changed around {unit} {self.round} (p = {self.p:.3f}, corrected)"
 
 
 def changes(record: Record) -> list[Change]:
@@ -50,13 +52,10 @@ def changes(record: Record) -> list[Change]:
     failed = np.isin(record.status, (int(Status.FAILED), int(Status.MISSING))).astype(float)
     if 0 < failed.mean() < 1:
         found.append(_tested("How often clients fail", record.round, _own(record.client, failed), rng))
-    if record.online is not None and record.online.mean() < 1 and record.buffer is None:
-        level = record.online.mean(axis=1)
-        angle = 2 * np.pi * (record.asked - record.midnight) / 86400.0
-        design = np.stack([np.ones(len(level)), np.cos(angle), np.sin(angle)], axis=1)
-        if record.span >= 86400.0:
-            level = level - design @ np.linalg.lstsq(design, level, rcond=None)[0]
-        found.append(_tested("How many clients are online", np.arange(len(level)), level, rng))
+    if record.online is not None and record.online.mean() < 1:
+        # By days, because every hour has its own crowd, and whoever is there now will be there in a minute.
+        day = ((record.asked - record.midnight) // DAY).astype(int)
+        found.append(_tested("How many clients are online", day, record.online.mean(axis=1), rng))
     if len(record.curve) >= _FEWEST:
         # A model that learns improves; what the best rising curve does not explain should have no pattern.
         score = record.curve[:, 1]

@@ -93,6 +93,7 @@ class Fit:
         self._fit_presence(n)
         gone = np.isin(record.status, (int(Status.FAILED), int(Status.MISSING)))
         self.failed = np.bincount(record.client[gone], minlength=n)
+        self._lengthen_sessions()
         self.overhead = self._overhead()
         self.alpha = self._alpha()
         self.population = self._estimate(np.arange(n))
@@ -191,6 +192,18 @@ class Fit:
             self.assumed.append("Clients come and go faster than rounds; sessions last as long as a round.")
         else:
             self.session = usual / (-np.log(memory) * (1 - share))
+
+    def _lengthen_sessions(self) -> None:
+        """Let sessions end in the middle of work no more often than clients failed."""
+        asked = int(self.asked.sum())
+        if self.always_on or not self.record.timed or not asked:
+            return
+        work = float(np.exp(self.means[self.timed > 0]).mean())
+        failed = min(max((self.failed.sum() + 1) / (asked + 1), 0.02), 0.9)  # a few do no harm
+        least = float(-work / np.log(1 - failed))
+        if self.session < least:
+            self.session = least
+            self.assumed.append("So few clients failed that who is asked must stay longer than presence suggests.")
 
     # -- population and draws -----------------------------------------------------------------------------------------
 

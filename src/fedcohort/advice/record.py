@@ -134,7 +134,7 @@ def _read(journal: Journal, path: Path, cohorts: Sequence[CohortRow], dropped: s
     place[members] = np.arange(len(members))
     asynchronous = is_asynchronous(journal)
     results = _results_of(path)
-    asked, closed = _times(cohorts, results, path.stem)
+    asked, closed = _times(cohorts, results, path.stem, asynchronous)
     rows = _rows(journal, cohorts, asked, closed, results, path.stem)
     kept = place[rows["client"]] >= 0
     rows = {key: values[kept] for key, values in rows.items()}
@@ -197,7 +197,9 @@ def _results_of(path: Path) -> Results | None:
     return load(folder) if path.resolve().parent.name == "journal" and (folder / "meta.json").exists() else None
 
 
-def _times(cohorts: Sequence[CohortRow], results: Results | None, run: str) -> tuple[FloatArray, FloatArray]:
+def _times(
+    cohorts: Sequence[CohortRow], results: Results | None, run: str, asynchronous: bool
+) -> tuple[FloatArray, FloatArray]:
     """Return when each cohort was chosen and closed, in seconds since the first."""
     if results is None:
         start = cohorts[0].asked_at
@@ -214,8 +216,12 @@ def _times(cohorts: Sequence[CohortRow], results: Results | None, run: str) -> t
     before = np.array([ends.get(row.round - 1, 0.0) for row in cohorts])
     # A round begins when a client is online, so it may begin later than the last one ended.
     asked = np.maximum(before, closed - np.array([longest.get(row.round, 0.0) for row in cohorts]))
-    if len({row.round for row in cohorts}) < len(cohorts):  # asynchronous
-        asked = before
+    if asynchronous:
+        # Clients were asked one by one between two models; the journal does not say when, so evenly.
+        number = np.array([row.round for row in cohorts])
+        first = np.searchsorted(number, number)
+        part = (np.arange(len(cohorts)) - first) / np.bincount(number)[number]
+        asked = before + part * np.maximum(np.where(np.isnan(closed), before, closed) - before, 0.0)
     return np.where(np.isnan(asked), before, asked), closed
 
 

@@ -308,7 +308,7 @@ def judge(fit: Fit, learning: Learning, outcomes: Sequence[Outcome], drift: Sequ
         missing.append("a record of the time after the last change")
     sizes = sorted((o for o in outcomes if o.way.size is not None), key=lambda o: o.way.size or 0)
     knee = None
-    if len(sizes) > 1:
+    if len(sizes) > 1 and min(o.missed for o in sizes) < 0.5:
         means = [float(np.exp(np.log(np.maximum(o.seconds, 1e-9)).mean())) for o in sizes]
         knee = next(o.way.size for o, mean in zip(sizes, means, strict=True) if mean <= KNEE * min(means))
     sure = [o for o in others if o.interval(len(others))[1] > 1]

@@ -1,0 +1,213 @@
+"""Check advice against the truth: record federations, ask for advice, then run every way truly.
+
+Federations come from a generator of this script, which shares no code with the fit: its clients have intervals from
+gamma, Pareto or two-point distributions, its data are lists of samples. Each is recorded for 50 rounds under uniform
+selection. `fedcohort advise` sees only the journal. Then every way runs on the true federation with other seeds.
+
+    python bench/scripts/advice_truth.py runs/truth            # 20 federations, one process
+    python bench/scripts/advice_truth.py runs/truth --table    # print the table of what is there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import fedcohort as fc
+from fedcohort.advice import trial
+from fedcohort.advice.drift import changes
+from fedcohort.advice.fit import Fit
+from fedcohort.advice.record import read_record
+from fedcohort.advice.twin import Stand, calibrate
+from fedcohort.scenario.traces import Trace, write_trace
+from fedcohort.simulate.config.toml import merge_tables
+from fedcohort.simulate.data import load_dataset
+from fedcohort.simulate.leaderboard.significance import half_interval
+
+ROUNDS, SEEDS = 50, [101, 102, 103, 104]
+DAYS = 20
+CLOSE = math.log(1.1)  # as good as the best
+
+
+def federation(number: int, folder: Path) -> tuple[dict, str]:
+    """Return the configuration of a true federation, and a few words about it."""
+    rng = np.random.default_rng([20, number])
+    labels = np.asarray(load_dataset("digits").y_train)
+    clients, cohort = int(rng.integers(20, 51)), int(rng.choice([4, 6, 8]))
+    data = str(rng.choice(["skewed", "two classes", "even", "unequal"]))
+    speed = str(rng.choice(["gamma", "pareto", "two kinds", "alike"]))
+    presence = str(rng.choice(["always", "evenings", "short", "shifts"], p=[0.4, 0.25, 0.2, 0.15]))
+    rows = [(str(c), a, b, "on") for c in range(clients) for a, b in _intervals(presence, rng)]
+    rates = {
+        "gamma": lambda: rng.gamma(2.0, 0.4, clients) + 0.05,
+        "pareto": lambda: 1 / (1 + rng.pareto(1.5, clients)),
+        "two kinds": lambda: np.where(rng.random(clients) < 0.25, 0.12, 1.0) * rng.uniform(0.9, 1.1, clients),
+        "alike": lambda: rng.uniform(0.9, 1.1, clients),
+    }[speed]() * float(rng.choice([0.1, 0.3]))
+    files = folder / "on.csv", folder / "speeds.csv"
+    write_trace(Trace.of(rows, [(str(c), float(rates[c]), 1e12) for c in range(clients)]), *files)
+    failure = float(rng.choice([0.0, 0.1, 0.25]))
+    shares = bool(rng.random() < 0.7)
+    table = {
+        "name": f"truth-{number}",
+        "data": {"name": "digits"},
+        "model": {"name": "mlp"},
+        "local": {"epochs": 1, "batch_size": 16, "lr": float(np.exp(rng.uniform(np.log(0.02), np.log(0.3))))},
+        "run": {"rounds": ROUNDS, "cohort": cohort, "processes": 1, "workers": 1},
+        "labels": {"name": "counts" if shares else "none"},
+        "scenario": {
+            "partition": {"name": "custom", "parts": _parts(data, labels, clients, rng)},
+            "devices": {"name": "trace", "path": str(files[0]), "speeds_path": str(files[1]), "shuffle": False},
+            "failure": failure,
+        },
+    }
+    words = f"{clients} clients, {cohort} a round, {data}, {speed}, {presence}, {failure:.0%} fail"
+    return table, words + ("" if shares else ", labels hidden")
+
+
+def _parts(kind: str, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[list[int]]:
+    order = rng.permutation(len(labels))
+    if kind == "even":
+        return [part.tolist() for part in np.array_split(order, clients)]
+    if kind == "two classes":
+        order = order[np.argsort(labels[order], kind="stable")]
+        pieces = np.array_split(order, 2 * clients)
+        deal = rng.permutation(2 * clients)
+        return [[*pieces[deal[2 * c]].tolist(), *pieces[deal[2 * c + 1]].tolist()] for c in range(clients)]
+    weights = rng.gamma(0.6, 1.0, (clients, 10)) + 1e-3
+    if kind == "unequal":
+        weights *= rng.lognormal(0.0, 1.0, (clients, 1))
+    owner = np.array([rng.choice(clients, p=weights[:, y] / weights[:, y].sum()) for y in labels])
+    parts = [np.flatnonzero(owner == c).tolist() for c in range(clients)]
+    return [part or [int(rng.integers(len(labels)))] for part in parts]
+
+
+def _intervals(kind: str, rng: np.random.Generator) -> list[tuple[float, float]]:
+    end = DAYS * 86400.0
+    if kind == "always":
+        return [(0.0, end)]
+    if kind == "shifts":  # the same eight hours every day
+        begin = float(rng.choice([6, 14, 22])) * 3600
+        return [(day * 86400 + begin, min(day * 86400 + begin + 28800, end)) for day in range(DAYS)]
+    found, at = [], float(rng.uniform(0, 7200))
+    mean, gap = (1800.0, 3600.0) if kind == "short" else (7200.0, 10800.0)
+    gap *= float(rng.uniform(0.5, 2.0))
+    while at < end - 60:
+        length = float(rng.gamma(2.0, mean / 2)) + 60
+        evening = 0.5 - 0.5 * math.cos(2 * math.pi * (at / 3600 - 8) / 24)
+        if kind == "short" or rng.random() < 0.15 + 0.85 * evening:
+            found.append((at, min(at + length, end)))
+        at += length + float(rng.gamma(1.5, gap / 1.5))
+    return found or [(0.0, end)]
+
+
+def truth(table: dict, ways: list[trial.Way], fit: Fit, folder: Path) -> dict[str, list[float]]:
+    """Return for each way the log of how many times as fast it truly is, seed by seed."""
+    found = {}
+    reference, limit = None, 0.0
+    for number, way in enumerate(ways):
+        changed = merge_tables({**table, "seeds": SEEDS}, {k: v for k, v in way.change.items() if k != "selectors"})
+        changed["selectors"] = way.change.get("selectors", {"uniform": {}})
+        if reference is not None:
+            changed["run"] = {**changed["run"], "rounds": 4 * ROUNDS, "seconds": limit}
+        results = fc.run(changed, out=folder / str(number), quiet=True)
+        if reference is None:
+            reference = results
+            limit = max(float(results.column(info, "clock")[-1]) for info in results.runs)
+            theirs = sorted(results.runs, key=lambda info: info.seed)
+            levels = trial.goals(results, theirs)
+        logs = []
+        for mine, other in zip(sorted(results.runs, key=lambda info: info.seed), theirs, strict=True):
+            ours, base = (
+                np.minimum(trial.arrivals(r, i, 0.0, levels), limit) for r, i in ((results, mine), (reference, other))
+            )
+            logs.append(float(np.log(base / ours).mean()))
+        found[way.name] = logs
+    return found
+
+
+def check(number: int, out: Path, twins: int) -> dict:
+    """Record one federation, advise, and run it truly."""
+    folder = out / f"{number:02d}"
+    if (folder / "result.json").exists():
+        return json.loads((folder / "result.json").read_text())
+    folder.mkdir(parents=True)
+    began = time.process_time()
+    table, words = federation(number, folder)
+    recorded = fc.run({**table, "seeds": [number], "selectors": {"uniform": {}}}, out=folder / "record", quiet=True)
+    record = read_record(recorded.journal(recorded.runs[0]))
+    fit = Fit(record)
+    stand = Stand.of("digits")
+    learning = calibrate(fit, stand, None, folder)
+    outcomes = trial.play(fit, stand, learning, None, folder, twins, lambda text: None)
+    found = [str(change) for change in changes(record) if change.found]
+    verdict = trial.judge(fit, learning, outcomes, found)
+    advised = time.process_time() - began
+    true = truth(table, [outcome.way for outcome in outcomes], fit, folder / "true")
+    result = {
+        "words": words, "headline": verdict.headline, "drift": found, "fits": learning.fits,
+        "advised": verdict.best.way.name if verdict.best else (trial.RECORDED if learning.fits and not found else None),
+        "sure": verdict.best is not None,
+        "intervals": {o.way.name: o.interval() for o in outcomes[1:]},
+        "true": true, "seconds": [advised, time.process_time() - began],
+    }  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
+    return result
+
+
+def summary(results: list[dict]) -> str:
+    """Return the table in Markdown."""
+    lines = ["| federation | advised | predicted | true | truly best | true | as good | inside |", "|" + "---|" * 8]
+    inside = total = good = told = wrong = 0
+    for r in results:
+        true = {name: float(np.mean(logs)) for name, logs in r["true"].items()}
+        best = max(true, key=true.__getitem__)
+        hits = [low <= math.exp(true[name]) <= high for name, (_, low, high) in r["intervals"].items()]
+        inside, total = inside + sum(hits), total + len(hits)
+        name = r["advised"]
+        cells = ["cannot tell", "–", "–", best, f"{math.exp(true[best]):.2f}", "–"]
+        if name is not None:
+            told += 1
+            lost = np.array(r["true"][best]) - np.array(r["true"][name])
+            as_good = bool(lost.mean() <= max(CLOSE, half_interval(lost) if best != name else 0.0))
+            good += as_good
+            wrong += bool(r["sure"] and true[name] < 0)
+            mean, low, high = r["intervals"].get(name, (1.0, 1.0, 1.0))
+            cells[:3] = [name, f"{mean:.2f} ({low:.2f} to {high:.2f})", f"{math.exp(true[name]):.2f}"]
+            cells[5] = "yes" if as_good else "no"
+        lines.append("| " + " | ".join([r["words"], *cells, f"{sum(hits)}/{len(hits)}"]) + " |")
+    share = inside / max(total, 1)
+    lines.append(f"\nas good as the best: {good} of {told} told, {len(results)} in all")
+    lines.append(f"inside the 95% intervals: {inside} of {total} ({share:.0%}); surely faster, truly slower: {wrong}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--federations", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--twins", type=int, default=10)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    if options.table:
+        done = sorted(options.out.glob("*/result.json"))
+        print(summary([json.loads(path.read_text()) for path in done]))
+        sys.exit()
+    everything = []
+    for n in range(options.first, options.first + options.federations):
+        everything.append(check(n, options.out, options.twins))
+        print(
+            n,
+            everything[-1]["words"],
+            everything[-1]["headline"],
+            [round(s) for s in everything[-1]["seconds"]],
+            file=sys.stderr,
+        )
+    print(summary(everything))
