@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +13,7 @@ from rich.text import Text
 
 from fedcohort.cli.options import FormatOption, complete_selector
 from fedcohort.cli.output import Format, out, print_json, table
-from fedcohort.core.errors import UnknownNameError
+from fedcohort.core.errors import MissingExtraError, UnknownNameError
 from fedcohort.core.terminal import err, say
 
 if TYPE_CHECKING:
@@ -52,6 +54,29 @@ def _run_check(name: str, forms: Mapping[str, Selector[Any]]) -> dict[str, Any]:
     return {"check": name, "passed": problem is None, "seconds": seconds, "problem": problem}
 
 
+def _check_as(target: str, method: str, format: Format) -> None:
+    """Compare a stranger's class with a method, which the package fedcohort-bench does."""
+    from fedcohort.core.protocol import SELECTORS
+
+    SELECTORS.get(method)  # an unknown name is an error before anything is played
+    try:
+        vectors = importlib.import_module("fedcohort_bench.vectors")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "`fedcohort check --as` is in the package fedcohort-bench, which is not installed.",
+            hint="pip install fedcohort-bench",
+        ) from error
+    console = err(quiet=format is Format.JSON)
+    with console.status(Text(f"playing {target} as {method}")):
+        report = vectors.check_as(vectors.load_stranger(target), method)
+    if format is Format.JSON:
+        print_json({**dataclasses.asdict(report), "agrees": report.agrees, "sentences": report.sentences()})
+    else:
+        out().print("\n".join(report.sentences()), markup=False)
+    if not report.agrees:
+        raise typer.Exit(1)
+
+
 def check(
     target: Annotated[
         str,
@@ -65,20 +90,32 @@ def check(
         list[str] | None,
         typer.Option("--skip", metavar="CHECK[=REASON]", help="Skip a check that does not apply; may be repeated."),
     ] = None,
+    as_: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="NAME",
+            help="Instead, play a class from elsewhere, in file.py:Class, against this selector of ours.",
+            autocompletion=complete_selector,
+        ),
+    ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Check that a selector follows the protocol.
+    """Check that a selector follows the protocol, or that code from elsewhere is the method it is named after.
 
     For example:
 
     - fedcohort check uniform
     - fedcohort check mypackage.mine:MySelector
     - fedcohort check mine.py:MySelector --skip "documentation=cites no paper"
+    - fedcohort check theirs.py --as oort
     """
     from fedcohort.core.protocol import SELECTORS
     from fedcohort.testing import CHECKS
     from fedcohort.testing.conformance import checked_forms
 
+    if as_ is not None:
+        return _check_as(target, as_, format)
     skipped = _checks_to_skip(skip or [])
     if target.endswith(".toml"):
         raise UnknownNameError(

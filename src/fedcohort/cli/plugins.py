@@ -13,7 +13,7 @@ from fedcohort.core.errors import FedcohortError, MissingExtraError
 from fedcohort.core.text import error_text
 
 # What people may type because our documentation shows it.
-_OF_BENCH = ("bench", "reproduce", "diagnose", "privacy-audit")
+_OF_BENCH = ("bench", "reproduce", "diagnose", "privacy-audit", "vectors")
 
 
 class RootGroup(TyperGroup):
