@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ from fedcohort.report.account import read_account
 from fedcohort.report.live_page import summary_lines
 from fedcohort.report.why import NEARLY, Why, as_json, find_journal
 from fedcohort.report.why import explain as explain_journal
-from fedcohort.session.explain import Explanation, ScoreRow, history
+from fedcohort.session.explain import history
 from fedcohort.simulate.leaderboard.words import quantity
 from fedcohort.simulate.store.results import open_journal
 
@@ -75,8 +74,13 @@ def _print_reasons(why: Why) -> None:
     say(console, explanation.reason, style="bold")
     if explanation.rule:
         say(console, explanation.rule)
-    for line in _replies(explanation):
-        say(console, line)
+    if explanation.client is None:
+        for name, failure in explanation.failures.items():
+            say(console, f"{name}: {failure}")
+        if explanation.threshold is not None:
+            say(console, f"The lowest score picked was {explanation.threshold:.5g}.")
+    elif explanation.status is not None:
+        say(console, f"Its reply: {explanation.failures.get(explanation.name or '', explanation.status)}.")
     for key, value in explanation.notes.items():
         say(console, f"{key}: {value:.6g}" if isinstance(value, float) else f"{key}: {value}")
     if explanation.coverage is not None:
@@ -85,18 +89,6 @@ def _print_reasons(why: Why) -> None:
     for part in why.parts:
         if part in explanation.meanings:
             say(console, f"{part}: {explanation.meanings[part]}", style="dim")
-
-
-def _replies(explanation: Explanation) -> Iterator[str]:
-    """Yield the reply of one client, or the failures of a cohort and its lowest score."""
-    if explanation.client is not None:
-        if explanation.status is not None:
-            yield f"Its reply: {explanation.failures.get(explanation.name or '', explanation.status)}."
-        return
-    for name, failure in explanation.failures.items():
-        yield f"{name}: {failure}"
-    if explanation.threshold is not None:
-        yield f"The lowest score picked was {explanation.threshold:.5g}."
 
 
 def _print_shadows(why: Why, journal: Path) -> None:
@@ -167,19 +159,10 @@ def score_table(why: Why) -> Table:
     if why.explanation.client is not None:
         rows += [row for row in why.explanation.rows if row not in rows]
     for row in rows:
-        result.add_row(*_cells(row, why, scored), style=_style(row, why))
+        cells = [row.name, "yes" if row.picked else "no"]
+        if scored:
+            cells += [row.place(), "" if row.score is None else f"{row.score:.4g}"]
+            cells += [f"{row.parts[part]:.3g}" if part in row.parts else "" for part in why.parts]
+        explained = why.explanation.client is not None and row.client == why.explanation.client
+        result.add_row(*map(printable, cells), style="reverse" if explained else "" if row.picked else "dim")
     return result
-
-
-def _style(row: ScoreRow, why: Why) -> str:
-    if row.client == why.explanation.client:
-        return "reverse"
-    return "" if row.picked else "dim"
-
-
-def _cells(row: ScoreRow, why: Why, scored: bool) -> list[str]:
-    cells = [printable(row.name), "yes" if row.picked else "no"]
-    if scored:
-        cells += [row.place(), "" if row.score is None else f"{row.score:.4g}"]
-        cells += [f"{row.parts[part]:.3g}" if part in row.parts else "" for part in why.parts]
-    return cells

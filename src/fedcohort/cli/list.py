@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -46,79 +45,47 @@ _REGISTRIES = {
 }
 
 
-def registry(kind: Kind) -> Registry[Any]:
-    """Return the registry of a kind."""
-    module, _, name = _REGISTRIES[kind].partition(":")
-    result: Registry[Any] = getattr(importlib.import_module(module), name)
-    return result
-
-
 def _summary(item: Any) -> str:
+    """Return the first paragraph of an item's documentation as plain text, without reST and TeX."""
     text = (inspect.getdoc(item) or "").split("\n\n")[0].replace("\n", " ")
     text = re.sub(r"\[(\w+)\]_", r"\1", text)
-    text = re.sub(r":math:`([^`]*)`", lambda found: _without_tex(found[1]), text)
+    text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", text)
+    text = re.sub(r":math:`([^`]*)`", lambda found: re.sub(r"\\[,;! ]|[{}]", "", found[1]).replace("\\", ""), text)
     return re.sub(r":\w+:`~?(?:[\w.]+\.)?([^`]+)`", r"\1", text).replace("``", "")
 
 
-def _without_tex(formula: str) -> str:
-    """Return a formula as plain text."""
-    plain = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", formula)
-    return re.sub(r"\\[,;! ]|[{}]", "", plain).replace("\\", "")
-
-
 _ORIGINS = {
-    "fedcohort.selectors.papers": "paper",  # one of the five papers
-    "fedcohort.selectors.baselines": "baseline",  # of the literature
-    "fedcohort.selectors.ours": "ours",
+    "fedcohort.selectors.papers.": "paper",  # one of the five papers
+    "fedcohort.selectors.baselines.": "baseline",  # of the literature
+    "fedcohort.selectors.ours.": "ours",
 }
-
-
-def _origin(item: Any) -> str:
-    module = str(getattr(item, "__module__", ""))
-    return next((kind for package, kind in _ORIGINS.items() if module.startswith(f"{package}.")), "yours")
 
 
 def _entry(name: str, item: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": name, "summary": _summary(item)}
-    if isinstance(item, type):
-        entry["parameters"] = [
-            {
-                "name": info.name,
-                "default": None if info.default is dataclasses.MISSING else info.default,
-                "required": info.default is dataclasses.MISSING,
-                "allowed": info.constraint.describe(),
-                "meaning": info.meaning,
-            }
-            for info in parameters(item)
-        ]
-        if hasattr(item, "requires"):
-            entry["origin"] = _origin(item)
-        if hasattr(item, "requires") and not any(p["required"] for p in entry["parameters"]):
+    if not isinstance(item, type):
+        return entry
+    entry["parameters"] = [
+        {
+            "name": info.name,
+            "default": None if info.default is dataclasses.MISSING else info.default,
+            "required": info.default is dataclasses.MISSING,
+            "allowed": info.constraint.describe(),
+            "meaning": info.meaning,
+        }
+        for info in parameters(item)
+    ]
+    if hasattr(item, "requires"):
+        origins = (kind for package, kind in _ORIGINS.items() if item.__module__.startswith(package))
+        entry["origin"] = next(origins, "yours")
+        if not any(p["required"] for p in entry["parameters"]):
             instance = item()
             entry["signals"] = sorted(s.name for s in instance.requires)
             if getattr(instance, "aggregator", None):
                 entry["aggregator"] = instance.aggregator
-        reason = getattr(item, "starves", None)
-        if reason:
-            entry["starves"] = reason
+    if reason := getattr(item, "starves", None):
+        entry["starves"] = reason
     return entry
-
-
-def _presets(name: str | None) -> list[dict[str, Any]]:
-    from fedcohort.scenario import PRESETS, preset
-
-    if name is not None:
-        preset(name)  # an unknown name is an error that suggests the nearest one
-    chosen = PRESETS if name is None else {name: PRESETS[name]}
-    return [
-        {
-            "name": key,
-            "summary": f"{item.meaning} ({item.source})",
-            "cohort": item.cohort,
-            "scenario": item.scenario.describe().splitlines(),
-        }
-        for key, item in chosen.items()
-    ]
 
 
 def list_(
@@ -135,9 +102,21 @@ def list_(
     - fedcohort list datasets --format json
     """
     if kind is Kind.PRESETS:
-        entries = _presets(name)
+        from fedcohort.scenario import PRESETS
+        from fedcohort.scenario.presets import find_preset
+
+        entries: list[dict[str, Any]] = [
+            {
+                "name": key,
+                "summary": f"{item.meaning} ({item.source})",
+                "cohort": item.cohort,
+                "scenario": item.scenario.describe().splitlines(),
+            }
+            for key, item in (PRESETS if name is None else {name: find_preset(name)}).items()
+        ]
     else:
-        things = registry(kind)
+        module, _, attribute = _REGISTRIES[kind].partition(":")
+        things: Registry[Any] = getattr(importlib.import_module(module), attribute)
         entries = [_entry(n, things.get(n)) for n in (things.names() if name is None else [name])]
     if format is Format.JSON:
         print_json(entries if name is None else entries[0])
@@ -150,18 +129,14 @@ def list_(
         out().print(table(["name", "what it does"], [(e["name"], e["summary"]) for e in entries]))
 
 
-def _print_entry(entry: Mapping[str, Any]) -> None:
+def _print_entry(entry: dict[str, Any]) -> None:
     """Print one entry with its parameters."""
     console = out()
     say(console, f": {entry['summary']}", lead=entry["name"])
-    if entry.get("origin"):
-        say(console, f"from: {entry['origin']}")
-    if entry.get("signals"):
-        say(console, f"needs: {', '.join(entry['signals'])}")
-    if entry.get("aggregator"):
-        say(console, f"unbiased with the aggregator: {entry['aggregator']}")
-    if entry.get("starves"):
-        say(console, f"may leave clients out: {entry['starves']}")
+    facts = {"origin": "from", "signals": "needs", "aggregator": "unbiased with the aggregator"}
+    for key, title in {**facts, "starves": "may leave clients out"}.items():
+        if value := entry.get(key):
+            say(console, f"{title}: {', '.join(value) if isinstance(value, list) else value}")
     for line in entry.get("scenario", []):
         say(console, line)
     if entry.get("parameters"):

@@ -31,7 +31,7 @@ from fedcohort.report.setup import method, setup_table
 from fedcohort.simulate.leaderboard.formats import paragraph, render
 
 
-class FigureFormat(StrEnum):
+class _FigureFormat(StrEnum):
     """Formats of exported figures."""
 
     SVG = "svg"
@@ -39,7 +39,7 @@ class FigureFormat(StrEnum):
     PDF = "pdf"
 
 
-class TableFormat(StrEnum):
+class _TableFormat(StrEnum):
     """Formats of exported tables."""
 
     LATEX = "latex"
@@ -65,9 +65,9 @@ def report(
     export: Annotated[
         Path | None, typer.Option(help="Also write every figure and its numbers into this folder.")
     ] = None,
-    picture: Annotated[FigureFormat, typer.Option("--picture", help="Format of exported figures.")] = FigureFormat.SVG,
+    picture: Annotated[_FigureFormat, typer.Option("--picture", help="Format of exported figures.")] = _FigureFormat.SVG,
     tables: Annotated[
-        TableFormat | None, typer.Option(help="Print method, tables and setup in this format; no page.")
+        _TableFormat | None, typer.Option(help="Print method, tables and setup in this format; no page.")
     ] = None,
     columns: ColumnsOption = None,
     wide: WideOption = False,
@@ -118,7 +118,7 @@ def report(
     if tables is not None:
         shown = [table for section in content.sections for table in section.tables]
         shown += [setup_table(content.bundle)]
-        if tables is not TableFormat.CSV:  # a paragraph is no table
+        if tables is not _TableFormat.CSV:  # a paragraph is no table
             out().print(paragraph(method(content.bundle, content.sections[0].board), tables.value))
         out().print("\n".join(render(table, tables.value) for table in shown))
         return

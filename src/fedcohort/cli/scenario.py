@@ -22,7 +22,7 @@ scenario_app = typer.Typer(
 )
 
 
-class TraceFormat(StrEnum):
+class _TraceFormat(StrEnum):
     """Formats of traces."""
 
     PLAIN = "plain"
@@ -34,7 +34,7 @@ TraceArgument = Annotated[Path, typer.Argument(help="A file of intervals, or a t
 SpeedsOption = Annotated[
     Path | None, typer.Option("--speeds", help="File of speeds; FedScale: client_device_capacity.", dir_okay=False)
 ]
-FromOption = Annotated[TraceFormat, typer.Option("--from", help="Format of the trace.")]
+FromOption = Annotated[_TraceFormat, typer.Option("--from", help="Format of the trace.")]
 NeedsOption = Annotated[
     list[str] | None, typer.Option("--needs", help="A state a client must be in; may be repeated. Default: all states.")
 ]
@@ -102,7 +102,7 @@ def _devices(config: Path) -> tuple[Devices, int]:
 def fit(
     trace: TraceArgument,
     speeds: SpeedsOption = None,
-    from_: FromOption = TraceFormat.PLAIN,
+    from_: FromOption = _TraceFormat.PLAIN,
     needs: NeedsOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:

@@ -20,7 +20,7 @@ Part = Literal["train", "validation", "all"]
 
 
 @dataclass(frozen=True)
-class ClientSamples:
+class _ClientSamples:
     """The samples of one client; views into the federation's arrays, the validation samples last."""
 
     indices: Int32Array  # (n_k,) positions in the training set
@@ -169,10 +169,10 @@ class Federation:
         rare = total < 0.75 * total.mean()
         return freeze(3 * counts[:, rare].sum(axis=1) >= np.maximum(counts.sum(axis=1), 1))
 
-    def client(self, k: int) -> ClientSamples:
+    def client(self, k: int) -> _ClientSamples:
         """Return the samples of client ``k`` as views."""
         part = slice(int(self.offsets[k]), int(self.offsets[k + 1]))
-        return ClientSamples(self.indices[part], self.labels[part], self.true_labels[part], int(self.validation[k]))
+        return _ClientSamples(self.indices[part], self.labels[part], self.true_labels[part], int(self.validation[k]))
 
     def is_validation(self) -> BoolArray:
         """Return which entries of ``indices`` are for local validation (total,)."""

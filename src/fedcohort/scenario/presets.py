@@ -14,7 +14,7 @@ from fedcohort.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True)
-class PaperTraining:
+class _PaperTraining:
     """How a paper trains on one dataset.
 
     Attributes
@@ -35,42 +35,42 @@ class PaperTraining:
 
 
 @dataclass(frozen=True)
-class Preset:
+class _Preset:
     """A named scenario, its source, how many clients are selected per round, and how they train on each dataset."""
 
     scenario: Scenario
     source: str
     meaning: str
     cohort: int | None  # None: the paper does not say
-    training: Mapping[str, PaperTraining]
+    training: Mapping[str, _PaperTraining]
 
-    def training_on(self, data: str) -> PaperTraining:
+    def training_on(self, data: str) -> _PaperTraining:
         """Return how clients train on a dataset: as on the paper's first one, without its targets, if it is another."""
         if data in self.training:
             return self.training[data]
         return replace(next(iter(self.training.values())), targets=())
 
 
-def _read_presets() -> dict[str, Preset]:
+def _read_presets() -> dict[str, _Preset]:
     table = tomllib.loads((importlib.resources.files("fedcohort.scenario") / "presets.toml").read_text())
     presets = {}
     for name, entry in table["presets"].items():
         targets = entry.get("targets", {})
         training = {
-            data: PaperTraining(
+            data: _PaperTraining(
                 **{**keys, "ours": tuple(keys.get("ours", ())), "targets": tuple(targets.get(data, ()))}
             )
             for data, keys in table["training"][entry["training"]].items()
         }
         scenario = Scenario.from_dict(entry.get("scenario", {}))
-        presets[name] = Preset(scenario, entry["source"], entry["meaning"], entry.get("cohort"), training)
+        presets[name] = _Preset(scenario, entry["source"], entry["meaning"], entry.get("cohort"), training)
     return presets
 
 
 PRESETS = _read_presets()
 
 
-def find_preset(name: str) -> Preset:
+def find_preset(name: str) -> _Preset:
     """Return a preset by name. For an unknown name, the error suggests the nearest one."""
     if not isinstance(name, str) or name not in PRESETS:
         raise UnknownNameError(
@@ -97,6 +97,6 @@ def preset_table(name: str, data: str) -> dict[str, Any]:
     if training.targets:
         run["targets"] = list(training.targets)
     table = {"data": {"name": data}, "scenario": {"preset": name}, "local": dict(training.local), "run": run}
-    if training.aggregator != PaperTraining.aggregator:  # with the default, a selector may bring its own
+    if training.aggregator != _PaperTraining.aggregator:  # with the default, a selector may bring its own
         table["aggregator"] = {"name": training.aggregator}
     return table

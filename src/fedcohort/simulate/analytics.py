@@ -32,7 +32,7 @@ _RATE = 0.1  # learning rate of the mean step
 
 
 @dataclass(frozen=True, eq=False)
-class SkewnessReport:
+class _SkewnessReport:
     """The result of skewness analytics.
 
     Attributes
@@ -80,7 +80,7 @@ def rank_by_skewness(
     device: str | None = None,
     on_start: Callable[[int], None] | None = None,
     on_round: OnRound | None = None,
-) -> SkewnessReport:
+) -> _SkewnessReport:
     """Rank the clients of a configuration's federation.
 
     Parameters
@@ -115,4 +115,4 @@ def rank_by_skewness(
         rows = group.drain()
         traffic = sum(float(np.sum(rows.column(name).to_numpy())) for name in ("bytes_down", "bytes_up"))
         state: FedAcsState = run.session.state
-        return SkewnessReport(ranking(state, level), run.federation, run.round, traffic / 1e6)
+        return _SkewnessReport(ranking(state, level), run.federation, run.round, traffic / 1e6)

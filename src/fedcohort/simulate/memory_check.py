@@ -36,14 +36,15 @@ def check_memory(what: str, size: int) -> None:
     limit = memory_limit()
     if limit is not None and size > limit:
         raise InputError(
-            f"{what} would need {format_bytes(size)} of memory, but this machine has {format_bytes(limit)}.", hint=_HINT
+            f"{what} would need {_format_bytes(size)} of memory, but this machine has {_format_bytes(limit)}.",
+            hint=_HINT,
         )
 
 
-def format_bytes(size: int) -> str:
+def _format_bytes(size: int) -> str:
     """Return a number of bytes with a suitable unit.
 
-    >>> format_bytes(3 * 10**9), format_bytes(10**30)
+    >>> _format_bytes(3 * 10**9), _format_bytes(10**30)
     ('3 GB', '1e+12 EB')
     """
     value, unit = float(min(size, 10**60)), "bytes"  # a larger int may not fit into a float

@@ -238,7 +238,7 @@ def from_arrays(
             raise InputError(f"The numbers that {name!r} predicts must be numbers. Got an array of {targets[0].dtype}.")
         classes, targets = 0, [part.astype(np.float32).reshape(len(part), -1) for part in targets]
     elif target == "class" and classes is None and class_names is None:
-        targets, class_names, remarks = number_labels(name, targets)
+        targets, class_names, remarks = _number_labels(name, targets)
         classes = len(class_names)
     else:
         if any(part.dtype.kind not in "iu" or (part.ndim != 1) is (target == "class") for part in targets):
@@ -271,10 +271,10 @@ def from_arrays(
     return unsplit if x_test is not None else _hold_out(unsplit, test_share, seed)
 
 
-def number_labels(name: str, parts: list[AnyArray]) -> tuple[list[AnyArray], list[str], tuple[str, ...]]:
+def _number_labels(name: str, parts: list[AnyArray]) -> tuple[list[AnyArray], list[str], tuple[str, ...]]:
     """Return the labels for training and testing as classes 0, 1, ..., their names, and a remark if that changed them.
 
-    >>> number_labels("zoo", [np.array(["eel", "cat"])])[1:]
+    >>> _number_labels("zoo", [np.array(["eel", "cat"])])[1:]
     (['cat', 'eel'], ("the labels of zoo were numbered: 'cat' is 0, 'eel' is 1",))
     """
     # uint8 and int64 are the same kind. uint64 does not fit into int64 and is left unchanged.

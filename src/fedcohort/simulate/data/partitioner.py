@@ -13,7 +13,7 @@ from fedcohort.scenario.predefined import Custom
 from fedcohort.simulate.data.dataset import Dataset, from_arrays
 
 
-class Partitioner(Protocol):
+class _Partitioner(Protocol):
     """The part of flwr_datasets' partitioner interface that is used here."""
 
     @property
@@ -27,7 +27,7 @@ class Partitioner(Protocol):
 
 
 def from_flwr_partitioner(
-    partitioner: Partitioner,
+    partitioner: _Partitioner,
     image_key: str = "image",
     label_key: str = "label",
     *,
@@ -41,7 +41,7 @@ def from_flwr_partitioner(
 
     Parameters
     ----------
-    partitioner : Partitioner
+    partitioner : _Partitioner
         Any partitioner of flwr_datasets with its dataset assigned.
     image_key, label_key : str
         The columns of samples and labels.

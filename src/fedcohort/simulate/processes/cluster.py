@@ -32,7 +32,7 @@ class ClusterError(FedcohortError, RuntimeError):
     """The Ray cluster cannot be reached, or keeps losing a group."""
 
 
-class GroupHost:
+class _GroupHost:
     """Runs one lock-step group inside an actor.
 
     Parameters
@@ -150,7 +150,7 @@ class ClusterDriver:
         saved = simulation.last_checkpoint(number)
         journals = {} if saved is None else simulation.journals(number)
         actor = (
-            self.ray.remote(GroupHost)
+            self.ray.remote(_GroupHost)
             .options(max_concurrency=2, **self.resources)
             .remote(self.prepared, number, simulation.device, self.workers, saved=saved, journals=journals)
         )

@@ -41,7 +41,7 @@ _IGNORE_DISCONNECT = contextlib.suppress(BrokenPipeError, ConnectionResetError)
 _ATTEMPTS = 3  # how often a group is started if its process keeps dying
 
 
-class WorkerError(FedcohortError, RuntimeError):
+class _WorkerError(FedcohortError, RuntimeError):
     """A worker process keeps dying, or failed with an error that cannot be raised again here."""
 
 
@@ -193,7 +193,7 @@ class LocalDriver:
                 elif self.simulation.stopping:
                     self._end(worker)
             case "failed":
-                error = unpack_error(value)
+                error = _unpack_error(value)
                 if isinstance(error, _NO_MEMORY) and len(self.workers) > 1:
                     self._continue_without(worker)
                     return True
@@ -236,7 +236,7 @@ class LocalDriver:
         place = -1 if worker.group is None else worker.group
         self._attempts[place] = self._attempts.get(place, 0) + 1
         if self._attempts[place] >= _ATTEMPTS:
-            raise WorkerError(
+            raise _WorkerError(
                 f"A worker process died {_ATTEMPTS} times, the last time with status {status}.",
                 hint="is there enough memory? Continue with --resume and fewer processes (run.processes)",
             )
@@ -246,9 +246,9 @@ class LocalDriver:
         self._start().send(self._ends)
 
 
-def unpack_error(value: bytes | str) -> BaseException:
+def _unpack_error(value: bytes | str) -> BaseException:
     """Return the error that a worker raised."""
     if isinstance(value, str):
-        return WorkerError(f"A worker process failed:\n{value}")
+        return _WorkerError(f"A worker process failed:\n{value}")
     error: BaseException = pickle.loads(value)
     return error

@@ -85,7 +85,7 @@ class WorkerSetup:
         return setup
 
 
-class Inbox:
+class _Inbox:
     """The driver's messages while a group runs: to stop, or that a hand-over is on disk.
 
     Until a hand-over is on disk, its rounds stay in the live file that dashboards read.
@@ -127,7 +127,7 @@ def _run_group(connection: Connection, work: WorkerSetup, group: Group, number: 
     """Run a group's rounds until it is done or the driver tells the worker to stop."""
     journals = {run.plan.id: run.session.journal for run in group.runs if run.has_session}
     with LiveFeed(work.out, journals, number) as feed:
-        inbox = Inbox(connection, feed)
+        inbox = _Inbox(connection, feed)
         due = time.monotonic() + work.seconds
         stopping = False
         while not stopping:

@@ -155,7 +155,7 @@ def rounds_schema() -> pa.Schema:
     return pa.schema(columns)
 
 
-def clients_schema() -> pa.Schema:
+def _clients_schema() -> pa.Schema:
     """Return the columns of :attr:`Results.clients`, which has one row per run, round and client of the cohort."""
     pa = arrow()
     return pa.schema(
@@ -352,7 +352,7 @@ class Results:
     def clients(self) -> pa.Table:
         """Decisions and measurements combined: one row per run, round and client of the cohort."""
         pa = arrow()
-        schema = clients_schema()
+        schema = _clients_schema()
         tables = [schema.empty_table()]
         for run in self._places:
             members = self.members(run)
@@ -375,7 +375,7 @@ class Results:
             if (block := replies.get(rounds[i])) is not None and len(block.clients) == len(cohort)
         }
         if not complete:
-            return {f.name: np.zeros(0, f.type.to_pandas_dtype()) for f in clients_schema() if f.name != "run"}
+            return {f.name: np.zeros(0, f.type.to_pandas_dtype()) for f in _clients_schema() if f.name != "run"}
         places, blocks = list(complete), list(complete.values())
         lengths = [len(block.clients) for block in blocks]
         client = np.concatenate([cohorts[i] for i in places])
