@@ -56,30 +56,16 @@ class AttributeTable(Constraint):
 def _is_attribute(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return len(value) > 0 and all(isinstance(v, (str, int, float, bool)) for v in value)
-    if not isinstance(value, Mapping):
-        return False
-    return _is_choice(value) if set(value) <= {"values", "shares"} else _is_range(value)
-
-
-def _is_choice(table: Mapping[str, object]) -> bool:
-    values, shares = table.get("values", ()), table.get("shares")
-    if not isinstance(values, (list, tuple)) or not _is_attribute(values):
-        return False
-    return shares is None or (
-        isinstance(shares, (list, tuple))
-        and len(shares) == len(values)
-        and all(_NUMBER.admits(s) and s >= 0 for s in shares)
-        and sum(shares) > 0
-    )
-
-
-def _is_range(table: Mapping[str, Any]) -> bool:
-    if not set(table) <= {"low", "high", "changes"} or not {"low", "high"} <= set(table):
-        return False
-    low, high = table["low"], table["high"]
-    return (
-        _NUMBER.admits(low) and _NUMBER.admits(high) and low <= high and isinstance(table.get("changes", False), bool)
-    )
+    match value:
+        case {"values": [*values], **rest} if set(rest) <= {"shares"}:
+            shares: Any = rest.get("shares", [1] * len(values))
+            if not isinstance(shares, (list, tuple)) or not all(_NUMBER.admits(s) and s >= 0 for s in shares):
+                return False
+            return _is_attribute(values) and len(shares) == len(values) and sum(shares) > 0
+        case {"low": low, "high": high, **rest} if set(rest) <= {"changes"}:
+            numbers = _NUMBER.admits(low) and _NUMBER.admits(high)
+            return numbers and low <= high and isinstance(rest.get("changes", False), bool)
+    return False
 
 
 def read_attributes(table: Any) -> Any:
@@ -142,18 +128,6 @@ def draw_attributes(
     if changing and not any(isinstance(entry, Mapping) and entry.get("changes") for entry in table.values()):
         return {}
     order = list(map(str, table.get(_CLIENT, names)))
-    rows = _rows(order, names) if _CLIENT in table else list(range(len(names)))
-    attributes: dict[str, dict[str, Value]] = {name: {} for name in names}
-    for attribute, entry in table.items():
-        if attribute == _CLIENT:
-            continue
-        for name, value in zip(names, _column(attribute, entry, rows, len(order), seed, round), strict=True):
-            attributes[name][attribute] = value
-    return attributes
-
-
-def _rows(order: list[str], names: Sequence[str]) -> list[int]:
-    """Return the row of each client of the federation in a table that names its clients."""
     row_of = {name: row for row, name in enumerate(order)}
     missing = sorted(set(names) - set(row_of))
     if len(row_of) != len(order) or missing:
@@ -161,7 +135,14 @@ def _rows(order: list[str], names: Sequence[str]) -> list[int]:
             f"The attributes name {len(order)} clients in their column 'client'; "
             + (f"{missing[0]!r} of the federation is not among them." if missing else "one of them twice.")
         )
-    return [row_of[name] for name in names]
+    rows = [row_of[name] for name in names]
+    attributes: dict[str, dict[str, Value]] = {name: {} for name in names}
+    for attribute, entry in table.items():
+        if attribute == _CLIENT:
+            continue
+        for name, value in zip(names, _column(attribute, entry, rows, len(order), seed, round), strict=True):
+            attributes[name][attribute] = value
+    return attributes
 
 
 def _column(attribute: str, entry: Any, rows: list[int], count: int, seed: int, round: int) -> list[Value]:
@@ -176,16 +157,10 @@ def _column(attribute: str, entry: Any, rows: list[int], count: int, seed: int, 
     position = (zlib.crc32(attribute.encode()), 1 + round if entry.get("changes") else 0)
     draws: FloatArray = uniforms(seed, rng.ATTRIBUTES, np.arange(len(rows)), *position)
     if "values" in entry:
-        return _choose_values(entry, draws)
+        shares = np.asarray(entry.get("shares") or [1.0] * len(entry["values"]), np.float64)
+        edges = np.cumsum(shares / shares.sum())[:-1]
+        return [entry["values"][i] for i in np.searchsorted(edges, draws, side="right").tolist()]
     low, high = entry["low"], entry["high"]
     if isinstance(low, int) and isinstance(high, int):
         return [int(v) for v in np.floor(low + draws * (high - low + 1)).tolist()]
     return [float(v) for v in (low + draws * (high - low)).tolist()]
-
-
-def _choose_values(entry: Mapping[str, Any], draws: FloatArray) -> list[Value]:
-    """Turn uniform numbers (n,) into values with the given shares, by default equal ones."""
-    values = list(entry["values"])
-    shares = np.asarray(entry.get("shares") or [1.0] * len(values), np.float64)
-    edges = np.cumsum(shares / shares.sum())[:-1]
-    return [values[i] for i in np.searchsorted(edges, draws, side="right").tolist()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,6 @@ from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
 from fedcohort.scenario.predefined import Natural
 from fedcohort.scenario.shift import RELABEL, Shift, meant
-
-T = TypeVar("T", bound=Parameterized)
 
 # Positions in the data stream. Never renumber them: every seeded federation would change.
 _SERVER, _PARTITION, _SHUFFLE, _NOISE, _SHIFT = 0, 1, 2, 3, 4
@@ -260,13 +258,7 @@ class Scenario(Parameterized):
         seconds = self.devices.spread_work(seconds, clients, seed=seed, ticket=ticket)
         durations, status = self.devices.work(clients, seconds, seed=seed, time=time)
         rates = self.devices.failure_rates(clients, self.failure)
-        if np.any(rates):
-            failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, ticket) < rates
-            moment = seconds * uniforms(seed, rng.FAILURE, clients, _WHEN, ticket)
-            # A client may fail at random and at the end of its session; the earlier one counts.
-            durations = np.where(failed, np.minimum(moment, durations), durations)
-            status[failed] = Status.FAILED
-        return RoundEvents(durations, status)
+        return _with_failures(rates, durations, status, seconds, clients, seed, ticket)
 
     def events(
         self,
@@ -284,12 +276,7 @@ class Scenario(Parameterized):
         clients = np.asarray(clients, dtype=np.int64)
         durations = self.seconds(federation, clients, seed=seed, round=round, work=work)
         status = np.zeros(len(clients), dtype=np.int8)
-        if self.failure:
-            failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, round) < self.failure
-            moment = uniforms(seed, rng.FAILURE, clients, _WHEN, round)
-            durations = np.where(failed, moment * durations, durations)
-            status[failed] = Status.FAILED
-        return RoundEvents(durations, status)
+        return _with_failures(self.failure, durations, status, durations, clients, seed, round)
 
     def client_attributes(
         self, names: tuple[str, ...], *, seed: int, round: int, changing: bool = False
@@ -353,7 +340,11 @@ class Scenario(Parameterized):
                     hint=suggest(str(key), known),
                 )
         base = preset(table["preset"]) if "preset" in table else cls()
-        changes = {key: _field_from(base, key, value) for key, value in table.items() if key != "preset"}
+        changes = {key: value for key, value in table.items() if key != "preset"}
+        for key in set(_PARTS) & set(changes):
+            changes[key] = _part_from(key, changes[key], getattr(base, key))
+        if "attributes" in changes:
+            changes["attributes"] = read_attributes(changes["attributes"])
         return dataclasses.replace(base, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -371,11 +362,22 @@ class Scenario(Parameterized):
         return table | _toml_values({info.name: getattr(self, info.name) for info in parameters(Scenario)})
 
 
-def _field_from(base: Scenario, key: str, value: Any) -> Any:
-    """Return the new value of the field ``key`` of ``base``, from the value in a table."""
-    if key == "attributes":
-        return read_attributes(value)
-    return _part_from(key, value, getattr(base, key)) if key in _PARTS else value
+def _with_failures(
+    rates: float | FloatArray,
+    durations: FloatArray,
+    status: AnyArray,
+    seconds: FloatArray,
+    clients: IntArray,
+    seed: int,
+    position: int,
+) -> RoundEvents:
+    """Let clients fail at a random moment of their ``seconds`` of work, unless their session ended even earlier."""
+    if np.any(rates):
+        failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, position) < rates
+        moment = seconds * uniforms(seed, rng.FAILURE, clients, _WHEN, position)
+        durations = np.where(failed, np.minimum(moment, durations), durations)
+        status[failed] = Status.FAILED
+    return RoundEvents(durations, status)
 
 
 def preset(name: str) -> Scenario:
@@ -402,10 +404,7 @@ _PARTS: dict[str, type] = {
     "availability": Availability,
     "devices": Devices,
 }
-_UNNAMED = {
-    "noise": ("label noise", "{level = 0.15}"),
-    "shift": ("shift", '{views = ["rotate"], share = 0.2}'),
-}
+_UNNAMED = {"noise": "{level = 0.15}", "shift": '{views = ["rotate"], share = 0.2}'}
 _REGISTRIES: dict[str, Registry[Any]] = {
     "partition": PARTITIONS,
     "latency": LATENCIES,
@@ -427,33 +426,24 @@ def _part_from(kind: str, value: Any, base: Any) -> Any:
     """Return a part of a scenario: ``value`` itself, the part that it names, or ``base`` with other parameters."""
     if value is None or isinstance(value, _PARTS[kind]):
         return value
-    if kind in _UNNAMED:
-        title, example = _UNNAMED[kind]
-        if not isinstance(value, Mapping):
-            raise ParameterError(f"The '{kind}' of a scenario must be a table such as {example}. Got {value!r}.")
-        return _replace_parameters(title, base, dict(value))
-    registry = _REGISTRIES[kind]
-    if isinstance(value, str):
-        return registry.create(value)
-    if not isinstance(value, Mapping):
-        raise ParameterError(f"The '{kind}' of a scenario must be a name or a table. Got {value!r}.")
-    values = dict(value)
-    name = values.pop("name", "drawn" if base is None else base.name)
-    if base is not None and name == base.name:
-        return _replace_parameters(f"{kind} {name!r}", base, values)
-    return registry.create(name, **values)
-
-
-def _replace_parameters(title: str, base: T, values: dict[str, Any]) -> T:
-    """Return ``base`` with some parameters changed. For an unknown one, the error suggests the nearest."""
-    known = [info.name for info in parameters(type(base))]
+    named = kind in _REGISTRIES
+    if not isinstance(value, Mapping) and not (named and isinstance(value, str)):
+        allowed = "a name or a table" if named else f"a table such as {_UNNAMED[kind]}"
+        raise ParameterError(f"The '{kind}' of a scenario must be {allowed}. Got {value!r}.")
+    values = {"name": value} if isinstance(value, str) else dict(value)
+    if named:
+        name = values.pop("name", "drawn" if base is None else base.name)
+        # A name on its own means the part with its defaults, also where the preset has other parameters.
+        if base is None or name != base.name or isinstance(value, str):
+            return _REGISTRIES[kind].create(name, **values)
+    known, title = [info.name for info in parameters(type(base))], f"{kind} {base.name!r}" if named else kind
     for key in values:
         if key not in known:
             raise ParameterError(
                 f"The {title} has no parameter {key!r}. Known: {', '.join(known) or 'none'}.",
                 hint=suggest(str(key), known),
             )
-    return dataclasses.replace(base, **values)  # type: ignore[type-var]  # every Parameterized is a dataclass
+    return dataclasses.replace(base, **values)
 
 
 def _shuffle_within_clients(part: Assignment, draw: np.random.Generator) -> IntArray:

@@ -20,6 +20,7 @@ import io
 import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -103,8 +104,12 @@ class Trace:
                 f"{row[1]:g} to {row[2]:g} of client {row[0]!r}.",
                 hint="times are seconds, counted from the beginning of the trace",
             )
-        _check_speeds(speeds, source)
-        measured, speed, bandwidth = zip(*speeds, strict=True) if speeds else ((), (), ())
+        for name, speed, bandwidth in speeds:
+            if not (np.isfinite([speed, bandwidth]).all() and min(speed, bandwidth) > 0):
+                raise ScenarioError(
+                    f"The speeds in {source} must be positive. Got {speed:g} and {bandwidth:g} of client {name!r}."
+                )
+        measured, computing, sending = zip(*speeds, strict=True) if speeds else ((), (), ())
         return cls(
             names=names,
             device=np.array([name_index[name] for name in clients], np.int64),
@@ -112,8 +117,8 @@ class Trace:
             begin=begin,
             end=end,
             states=states,
-            speed=np.array(speed, np.float64),
-            bandwidth=np.array(bandwidth, np.float64),
+            speed=np.array(computing, np.float64),
+            bandwidth=np.array(sending, np.float64),
             measured=tuple(measured),
         )
 
@@ -140,14 +145,6 @@ class Trace:
             raise ScenarioError(f"In the trace, no client ever has the states {', '.join(needs)} together.")
         one_state = np.zeros(len(device), np.int64)
         return replace(self, device=device, state=one_state, begin=begin, end=end, states=(ON,))
-
-
-def _check_speeds(speeds: Sequence[tuple[str, float, float]], source: str) -> None:
-    for name, speed, bandwidth in speeds:
-        if not (np.isfinite([speed, bandwidth]).all() and min(speed, bandwidth) > 0):
-            raise ScenarioError(
-                f"The speeds in {source} must be positive. Got {speed:g} and {bandwidth:g} of client {name!r}."
-            )
 
 
 def _overlaps(
@@ -365,7 +362,17 @@ def read_flash(path: str | Path) -> Trace:
         raise ScenarioError(f"The trace {path} cannot be read: {error}.") from error
     if not isinstance(devices, dict):
         raise ScenarioError(f"The trace {path} must be a JSON object of devices. Got {type(devices).__name__}.")
-    logs = {str(name): _log(path, name, entry) for name, entry in devices.items()}
+    logs: dict[str, list[tuple[datetime, str]]] = {}
+    for name, entry in devices.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("messages"), str):
+            raise _invalid_device(path, name, "'messages', lines of text")
+        log = logs[str(name)] = []
+        for line in entry["messages"].splitlines():
+            time, _, event = line.strip().partition("\t")
+            if (event := event.strip().lower()) in _CHANGES:
+                with suppress(ValueError):  # a line without a time is no message
+                    log.append((datetime.fromisoformat(time.strip()), event))
+        log.sort(key=lambda item: item[0])  # the published files are not always in order
     starts = [log[0][0] for log in logs.values() if log]
     if not starts:
         raise ScenarioError(f"The trace {path} has no messages that can be read.")
@@ -377,22 +384,6 @@ def read_flash(path: str | Path) -> Trace:
         for begin, end in _intervals(log, zero, conditions)
     ]
     return Trace.of(rows, source=str(path))
-
-
-def _log(path: str | Path, name: Any, entry: Any) -> list[tuple[datetime, str]]:
-    """Return a device's messages, sorted by time because the published files are not always in order."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("messages"), str):
-        raise _invalid_device(path, name, "'messages', lines of text")
-    return sorted(filter(None, map(_message, entry["messages"].splitlines())), key=lambda item: item[0])
-
-
-def _message(line: str) -> tuple[datetime, str] | None:
-    time, _, event = line.strip().partition("\t")
-    event = event.strip().lower()
-    try:
-        return (datetime.fromisoformat(time.strip()), event) if event in _CHANGES else None
-    except ValueError:
-        return None
 
 
 def _intervals(log: Sequence[tuple[datetime, str]], zero: datetime, conditions: set[str]) -> list[tuple[float, float]]:
