@@ -65,7 +65,9 @@ def report(
     export: Annotated[
         Path | None, typer.Option(help="Also write every figure and its numbers into this folder.")
     ] = None,
-    picture: Annotated[_FigureFormat, typer.Option("--picture", help="Format of exported figures.")] = _FigureFormat.SVG,
+    picture: Annotated[
+        _FigureFormat, typer.Option("--picture", help="Format of exported figures.")
+    ] = _FigureFormat.SVG,
     tables: Annotated[
         _TableFormat | None, typer.Option(help="Print method, tables and setup in this format; no page.")
     ] = None,
