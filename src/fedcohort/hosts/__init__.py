@@ -7,15 +7,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedcohort.hosts.early_stop import EarlyStop
     from fedcohort.hosts.flow import Flow, FlowPolicy
     from fedcohort.hosts.live import Aggregation, Host, Online, play
-    from fedcohort.hosts.round import Policy, Reply, closing
+    from fedcohort.hosts.round import Policy, Reply
 
-__all__ = ["Aggregation", "Flow", "FlowPolicy", "Host", "Online", "Policy", "Reply", "closing", "play"]
+__all__ = ["Aggregation", "EarlyStop", "Flow", "FlowPolicy", "Host", "Online", "Policy", "Reply", "play"]
 _HOMES = {
+    "fedcohort.hosts.early_stop": ("EarlyStop",),
     "fedcohort.hosts.flow": ("Flow", "FlowPolicy"),
     "fedcohort.hosts.live": ("Aggregation", "Host", "Online", "play"),
-    "fedcohort.hosts.round": ("Policy", "Reply", "closing"),
+    "fedcohort.hosts.round": ("Policy", "Reply"),
 }
 
 

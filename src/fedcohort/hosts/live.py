@@ -21,6 +21,7 @@ from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, Status
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import join_names, short_repr
 from fedcohort.hosts import orders
+from fedcohort.hosts.early_stop import Watch
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.pace import Pace
 from fedcohort.hosts.round import Attempts, Late, Policy, Reply, Round, Shortage, newest_late
@@ -166,7 +167,7 @@ class Host(Messenger):
 
 
 def play(host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None = None) -> str | None:
-    """Play rounds until the session has ``rounds``; return why the selector ended the run earlier, or None.
+    """Play rounds until the session has ``rounds``; return why the run ended earlier, or None.
 
     If an earlier run was interrupted, its cohort is trained again first. A session with ``commit="manual"`` is
     committed when a cohort is chosen and when its round is closed.
@@ -198,6 +199,7 @@ class Player:
         self.session = session
         self.policy = policy
         self.rounds = rounds
+        self.watch = Watch(session, policy.early_stop)
         self.online: IntArray = np.empty(0, np.int64)
         self.written_off: set[tuple[int, str]] = set()  # tickets and clients reported as failed without an answer
         self._strangers: list[str] = []  # names that were online and that the session does not know
@@ -206,6 +208,10 @@ class Player:
         """Lease a cohort; return which of its clients work for other runs, or an empty string."""
         elsewhere = {} if self.leases is None else self.leases.take(cohort.names)
         return "; ".join(f"{name} works for {run}" for name, run in elsewhere.items())
+
+    def _stops_early(self) -> str | None:
+        """Return why the run ends before its last round, or None."""
+        return self._messenger.stop() or self.watch.reason()
 
     def _look(self) -> IntArray:
         """Update who is online and carry out the operator's orders; return the clients that are busy."""
@@ -324,7 +330,7 @@ class _RoundPlayer(Player):
             if round_ is None:
                 if self.session.round >= self.rounds:
                     return None
-                if (why := self.host.stop()) is not None:
+                if (why := self._stops_early()) is not None:
                     return why
                 self.host.on_round(self.session.round, resumed=False)
                 round_ = self._choose_round()

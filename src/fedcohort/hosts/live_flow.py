@@ -74,16 +74,16 @@ def play_flow(
     models: int,
     leases: Leases | None = None,
 ) -> str | None:
-    """Play until the session has ``models`` models; return why the selector ended the run earlier, or None.
+    """Play until the session has ``models`` models; return why the run ended earlier, or None.
 
     Parameters
     ----------
     session : Session
         An asynchronous session.
     policy : Policy
-        Four of its fields are used: ``deadline``, the time one client has; ``wait_for``, how many clients must be
+        Five of its fields are used: ``deadline``, the time one client has; ``wait_for``, how many clients must be
         online before another is asked; ``patience``, how long the run waits while nobody can be asked; ``tries``, how
-        often in a row the answers may give no model.
+        often in a row the answers may give no model; ``early_stop``.
     models : int
         The session's number of models, including those already recorded.
     leases : Leases, optional
@@ -117,7 +117,7 @@ class _FlowPlayer(Player):
         if self.session.round >= self.rounds:
             return None
         host.resume(flow)
-        if (why := host.stop()) is not None:
+        if (why := self._stops_early()) is not None:
             return why
         self._look()
         for cohort in flow.at_work:  # interrupted with the earlier run
@@ -138,7 +138,7 @@ class _FlowPlayer(Player):
         stop = None
         while stop is None and self.flow.is_due(self.host.now()) and self.session.round < self.rounds:
             self._advance()
-            stop = self.host.stop()
+            stop = self._stops_early()
         if stop is None and self.session.round < self.rounds:
             stop = self._fill()
         self.session.commit()  # events after the last choice

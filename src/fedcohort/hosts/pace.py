@@ -15,12 +15,12 @@ continues after D until it has them; :func:`expected_rounds` counts this time to
 F and G are Aalen-Johansen estimates, in which a client that has not answered yet is censored. A late answer is added
 when it arrives, so a deadline hides slow clients only for a while.
 
-The fastest models may all be those of a few clients, which would then own the global model. So unless it is permitted,
-no deadline is proposed that is shorter than the newest answers of more than a fifth of the clients that ever answered,
-each counted once, and spares only if no more than a fifth are four times faster than that. As long as fewer than three
-fifths of the clients asked have answered, there is no proposal at all, and each round lasts twice as long as the
-longest before it, up to a minute. Otherwise clients that answer at once could play hundreds of rounds among themselves
-while all others are still at work.
+The fastest models may all be those of a few clients, which would then own the global model. A deadline leaves a client
+out if none of its newest three answers would have been in time. Unless it is permitted, no deadline is proposed that
+leaves out more than a fifth of the clients that ever answered, and spares only if no more than a fifth are four times
+faster than that. As long as fewer than three fifths of the clients asked have answered, there is no proposal at all,
+and each round lasts twice as long as the longest before it, up to a minute. Otherwise clients that answer at once could
+play hundreds of rounds among themselves while all others are still at work.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ _MARGIN = 1.02  # a deadline at exactly an answer's time would miss the next ans
 _COHORTS = 1000  # how many cohorts to keep
 _CHOICES = 6  # how many numbers of spares to compare
 MAX_LEFT_OUT = 0.2  # the share of clients that a deadline may leave out
+_NEWEST = 3  # answers of each client
 _KNOWN = 0.6  # the share of clients that must have answered before others are left out
 _FASTER = 4.0  # times as fast as the slowest that is not left out
 _PROBE = 60.0  # seconds that a round lasts at most for this
@@ -196,7 +197,7 @@ class Pace:
         # More than any proposal uses, so that dropping older ones changes nothing.
         self._cohorts: deque[_Times] = deque(maxlen=_COHORTS)
         # For each client, however old its answers are.
-        self._newest: dict[int, float] = {}  # seconds of its newest answer
+        self._newest: dict[int, deque[float]] = {}  # seconds of its newest answers
         self._silent: set[int] = set()  # asked, and neither answered nor failed so far
         self._coming: list[tuple[float, int, float]] = []  # answers after the end of their round: time, client, seconds
         self._longest = 0.0  # round
@@ -267,7 +268,7 @@ class Pace:
         while self._coming and self._coming[0][0] <= now + 1e-9 * (1.0 + abs(now)):
             _, client, seconds = heapq.heappop(self._coming)
             self._silent.discard(client)
-            self._newest[client] = seconds
+            self._newest.setdefault(client, deque(maxlen=_NEWEST)).append(seconds)
 
     def correct(self, ticket: int, places: Sequence[int], seconds: FloatArray, failed: BoolArray) -> None:
         """Add the times of late answers from a cohort's clients at ``places``."""
@@ -283,8 +284,8 @@ class Pace:
         return len(self._newest) < _KNOWN * (len(self._newest) + len(self._silent))
 
     def left_out(self, deadline: float) -> tuple[int, int]:
-        """Return how many clients took longer for their newest answer or have not answered, and how many were asked."""
-        slower = sum(seconds > deadline for seconds in self._newest.values())
+        """Return how many clients took longer lately or have not answered, and how many were asked."""
+        slower = sum(min(answers) > deadline for answers in self._newest.values())
         return slower + len(self._silent), len(self._newest) + len(self._silent)
 
     def shortest_round(self, now: float) -> float:
@@ -315,10 +316,10 @@ class Pace:
         if not leave_out_slow:
             if self.exploring:
                 return Proposal(None, 0)
-            newest = np.sort(list(self._newest.values()))
-            shortest = float(newest[len(newest) - int(MAX_LEFT_OUT * len(newest)) - 1]) if len(newest) else 0.0
+            fastest = np.sort([min(answers) for answers in self._newest.values()])
+            shortest = float(fastest[len(fastest) - int(MAX_LEFT_OUT * len(fastest)) - 1]) if len(fastest) else 0.0
             # With spares, a round closes with its first answers. If many are far faster, these would always be theirs.
-            if (newest < shortest / _FASTER).sum() > MAX_LEFT_OUT * len(newest):
+            if (fastest < shortest / _FASTER).sum() > MAX_LEFT_OUT * len(fastest):
                 spares = 0
         recent = self._similar_cohorts(now)
         shares = _incidence_of(recent, now)

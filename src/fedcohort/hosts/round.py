@@ -22,6 +22,8 @@ from fedcohort.core.params import Boolean, Constraint, Either, Interval, OneOf, 
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import join_names
+from fedcohort.core.validate import input_error
+from fedcohort.hosts.early_stop import EarlyStop
 from fedcohort.hosts.pace import MAX_LEFT_OUT, Pace, Proposal, first_deadline
 from fedcohort.journal.events import ABANDONED, FAILURES, PROPOSED, TIMES, TRIED
 from fedcohort.session.session import Session
@@ -77,6 +79,8 @@ class Policy:
         How many clients must be online before a round.
     patience : float
         Longest time to wait for clients, in seconds.
+    early_stop : EarlyStop, optional
+        When a run ends because a metric of the global model no longer improves. Default: after its last round.
     private : bool
         Whether noise for differential privacy is calibrated to exactly ``size`` models. Then no other number of models
         may be averaged.
@@ -91,6 +95,7 @@ class Policy:
     tries: int = 3
     wait_for: int = 1
     patience: float = 600.0
+    early_stop: EarlyStop | None = None
     private: bool = False
 
     def __post_init__(self) -> None:
@@ -107,6 +112,8 @@ class Policy:
         if not callable(self.size):
             constraints["size"] = Optional(_COUNT)
         check_values(self, constraints)
+        if self.early_stop is not None and not isinstance(self.early_stop, EarlyStop):
+            raise input_error("'early_stop'", "an EarlyStop", self.early_stop)
         if self.private and self.late == "count":
             raise ParameterError(
                 "Late models cannot be counted under differential privacy: the noise is calibrated for the models of "

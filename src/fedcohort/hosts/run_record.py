@@ -8,6 +8,7 @@ from typing import Any
 
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.hosts.checkpoint import CheckpointFiles
+from fedcohort.hosts.early_stop import EarlyStop, Watch
 from fedcohort.journal import Journal
 from fedcohort.journal.events import ENDED, SETTINGS
 from fedcohort.session.rules import Rules
@@ -40,13 +41,17 @@ def check_seed(session: Session, seed: int) -> None:
         )
 
 
-def is_finished(session: Session, rounds: int) -> bool:
-    """Whether the run is complete: it has enough rounds, or the selector has ended it."""
+def why_ended(session: Session, early_stop: EarlyStop | None) -> str:
+    """Return why a run ended before its last round, or an empty string if it did not."""
     last = session.journal.cohorts()[-1:]
-    stopped = bool(last) and last[0].stop is not None
+    return (last[0].stop if last else None) or Watch(session, early_stop).reason() or ""
+
+
+def is_finished(session: Session, rounds: int, early_stop: EarlyStop | None) -> bool:
+    """Whether the run is complete: it has enough rounds, or the selector or an early stop has ended it."""
     # Without rounds, clients are at work until the end, and their last answers are not needed.
     unfinished = bool(session.pending) and not session.asynchronous
-    return not unfinished and (session.round >= rounds or stopped)
+    return not unfinished and (session.round >= rounds or bool(why_ended(session, early_stop)))
 
 
 def checkpoint_to_load(session: Session, store: CheckpointFiles) -> str | None:

@@ -208,10 +208,11 @@ class JournalReader:
         rows = self.database.fetch("SELECT at, body FROM events WHERE kind = ? ORDER BY id", (kind,))
         return [(at, json.loads(body)) for at, body in rows]
 
-    def metrics(self) -> dict[int, dict[str, float]]:
-        """Return the recorded numbers about the global model, by round."""
+    def metrics(self, since: int = 0) -> dict[int, dict[str, float]]:
+        """Return the recorded numbers about the global model, by round, from round ``since`` on."""
         numbers: dict[int, dict[str, float]] = {}
-        for round_, key, value in self.database.fetch("SELECT round, key, value FROM metrics ORDER BY round"):
+        rows = self.database.fetch("SELECT round, key, value FROM metrics WHERE round >= ? ORDER BY round", (since,))
+        for round_, key, value in rows:
             numbers.setdefault(round_, {})[key] = value
         return numbers
 

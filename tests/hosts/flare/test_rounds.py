@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +275,18 @@ def test_a_site_that_joins_later_is_welcome(tmp_path: Path) -> None:
 def test_mistakes_are_found_where_the_job_is_written(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(FedcohortError, match=words):
         CohortController(**settings)
+
+
+def test_a_run_ends_early_on_a_metric_and_stays_ended(tmp_path: Path) -> None:
+    """Every site reports an accuracy of 0.5."""
+    journal, rule = tmp_path / "journal.sqlite", {"metric": "train/accuracy", "models": 3}
+    for rounds in (30, 40):
+        federation = Federation(sites())
+        federation.run(
+            CohortController(num_rounds=rounds, cohort_size=3, wait_for=5, journal=str(journal), early_stop=rule)
+        )
+        assert not federation.panics and len(cohorts(journal)) == 4
+    with closing(read_journal(journal)) as record:
+        assert "train/accuracy has not improved in 3 models" in record.events("ended")[-1]["reason"]
+    with pytest.raises(FedcohortError, match="models"):
+        CohortController(early_stop={"metric": "train/accuracy", "models": 0})

@@ -28,6 +28,7 @@ from fedcohort.core.signals import OnServer, Signal
 from fedcohort.core.text import shorten
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.checkpoint import CheckpointFiles
+from fedcohort.hosts.early_stop import EarlyStop
 from fedcohort.hosts.flare.host import Aborted, FlareHost, TaskMessage
 from fedcohort.hosts.flare.replies import arrays_of
 from fedcohort.hosts.flare.sites import Sites
@@ -45,6 +46,7 @@ from fedcohort.hosts.run_record import (
     record_end,
     record_failure,
     started_with,
+    why_ended,
 )
 from fedcohort.journal import is_blank, read_journal
 from fedcohort.journal.events import PLANNED, SETTINGS
@@ -79,6 +81,9 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         Seed of the selection.
     spares, deadline, leave_out_slow, late, min_replies, tries, wait_for, patience
         As in :class:`~fedcohort.hosts.round.Policy`.
+    early_stop : dict, optional
+        Ends the run when a metric no longer improves: the arguments of :class:`~fedcohort.hosts.EarlyStop`, such
+        as ``{"metric": "train/accuracy", "models": 20, "min_improvement": 0.001}``.
     query_deadline : float, optional
         Seconds that sites have to answer questions before the choice. Default: the ``deadline``.
     max_share : float, optional
@@ -124,6 +129,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         wait_for: int = 1,
         patience: float = 600.0,
         tries: int = 3,
+        early_stop: dict[str, Any] | None = None,
         min_replies: int | None = None,
         max_share: float | None = None,
         classes: int | None = None,
@@ -152,6 +158,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self.wait_for = wait_for
         self.patience = patience
         self.tries = tries
+        self.early_stop = early_stop
         self.min_replies = min_replies
         self.max_share = max_share
         self.classes = classes
@@ -183,6 +190,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             tries=tries,
             wait_for=wait_for,
             patience=patience,
+            early_stop=None if early_stop is None else EarlyStop(**early_stop),
         )
         if late == "count" and not isinstance(self.filter_, KeepAll):
             raise ParameterError(
@@ -235,19 +243,19 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             output_of(first)
         if self._journal is not None and not is_blank(self._journal):
             host.session = self._reopen_session(self._journal, host)
-        if host.session is None or not is_finished(host.session, self.num_rounds):
+        if host.session is None or not is_finished(host.session, self.num_rounds, self._policy.early_stop):
             host.assemble()
         session = host.session = host.session or self._create_session(host)
         host.model = self._load_checkpoint(session, first)
         note_once(session, PLANNED, {"rounds": self.num_rounds})
         note_once(session, SETTINGS, {RULES: None if self._rules is None else self._rules.to_dict()})
-        if not is_finished(session, self.num_rounds):
+        if not is_finished(session, self.num_rounds, self._policy.early_stop):
             deadline = self._policy.fixed_deadline
             leases = None if self.leases is None else leases_of(Path(self.leases), self._journal, deadline)
             stop = play(host, session, self._policy, self.num_rounds, leases)
             if stop is not None:
-                self.info(f"the selector declares the run finished: {stop}")
-        record_end(session, "finished")
+                self.info(f"the run ends before its last round: {stop}")
+        record_end(session, "finished", why_ended(session, self._policy.early_stop))
 
     def _reopen_session(self, journal: Path, host: FlareHost) -> Session:
         with contextlib.closing(read_journal(journal)) as record:

@@ -116,6 +116,7 @@ class FlowerHost(Host):
             tries=settings.tries,
             wait_for=max(settings.wait_for or min_clients(self.inner), 1),
             patience=settings.patience,
+            early_stop=settings.early_stop,
             private=private_cohort_size(self.inner) is not None,
         )
         self.memory = StrategyState(self.inner)

@@ -79,7 +79,7 @@ class LiveRun:
                 unknown = host.shadow_facts - record.table()[0].signals
             session = host.session = self._reopen_session(None if unknown else settings.shadows)
             self.population.require(session.selector.requires)
-            if is_finished(session, num_rounds):
+            if is_finished(session, num_rounds, settings.early_stop):
                 self._resume(session, initial_arrays)
                 say(
                     "finished", "the run is finished: %s holds %d of %d rounds", journal, session.round, num_rounds,
@@ -106,7 +106,7 @@ class LiveRun:
         stop = host.play(session, leases)
         if stop is not None:
             say("stopped", "the run ends before its last round: %s", stop, reason=stop)
-        record_end(session, "finished")
+        record_end(session, "finished", stop or "")
         seconds = settings.clock() - begun
         say("finished", "Strategy execution finished in %.2fs", seconds, rounds=session.round, seconds=seconds)
         log.info("Metrics by Flower's server round, which is one more than the round:")

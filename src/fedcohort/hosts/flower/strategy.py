@@ -32,6 +32,7 @@ from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import Registry
 from fedcohort.core.signals import OnServer, Signal
 from fedcohort.core.text import short_repr
+from fedcohort.hosts.early_stop import EarlyStop
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.evaluation import EvaluateFn
 from fedcohort.hosts.flower.host import FlowerHost, ShouldStop
@@ -139,6 +140,8 @@ class CohortStrategy(Strategy):
         failed if there are enough others; after this many tries, the run ends with an error. An interrupted round is
         trained again; after this many interruptions, another cohort is chosen. A try does not count if it finds a new
         client to leave out and others of its cohort sent valid models.
+    early_stop : EarlyStop, optional
+        Ends the run when a metric of the global model no longer improves.
     describe_every : float, optional
         Seconds after which clients are asked again what they hold. Default: only when they connect.
     classes : int, optional
@@ -202,6 +205,7 @@ class CohortStrategy(Strategy):
         wait_for: int | None = None,
         patience: float = 600.0,
         tries: int = 3,
+        early_stop: EarlyStop | None = None,
         describe_every: float | None = None,
         classes: int | None = None,
         min_replies: int | None = None,
@@ -230,6 +234,7 @@ class CohortStrategy(Strategy):
         self.wait_for = wait_for
         self.patience = patience
         self.tries = tries
+        self.early_stop = early_stop
         self.describe_every = describe_every
         self.classes = classes
         self.min_replies = min_replies
@@ -243,6 +248,7 @@ class CohortStrategy(Strategy):
         self.keep_checkpoints = keep_checkpoints
         check_values(self, _CONSTRAINTS)
         _check_kind("rules", rules, Rules)
+        _check_kind("early_stop", early_stop, EarlyStop)
         _check_kind("validation", validation, ServerValidation)
         self.selector = create_part("selector", selector, Selector, SELECTORS)
         self.strategy = self._check_wrapped(strategy, max_update_norm)
