@@ -93,7 +93,8 @@ def _closest(board: Leaderboard, rows: Sequence[LeaderRow], comparisons: int) ->
     unit = " points" if board.metric.share else ""
     difference = points(board, board.metric.natural(test.difference), "+")
     spread = f"{100 * test.spread:.1f}" if board.metric.share else number(test.spread)
-    return f"; the closest is {label} ({difference}{unit}, paired sd {spread}: {needed} in 4 of 5 cases)"
+    closest = f"; the closest is {label}" if len(rows) > 1 else ""
+    return f"{closest} ({difference}{unit}, paired sd {spread}: {needed} in 4 of 5 cases)"
 
 
 def _at_a_cost(board: Leaderboard, claimed: Sequence[LeaderRow]) -> list[str]:
