@@ -103,14 +103,14 @@ def ways(model: str, sample: tuple[int, ...], store: Store, local: LocalTraining
 
     def program(kind):
         def make(tf32):
-            net = FunctionalNet(flat, sample) if kind is FunctionalNet else stack(flat, sample)
+            net = FunctionalNet(flat, sample, torch.float32, "single") if kind is FunctionalNet else stack(flat, sample)
             net.__class__ = kind
-            return DeviceProgram(net, store, local, classes=10, device=device, tf32=tf32)
+            return DeviceProgram(net, store, local, classes=10, device=device, precision="tf32" if tf32 else "single")
 
         return make
 
     def loop(_):
-        return ModuleBackend(module, store, local, device=device, threads=1)
+        return ModuleBackend(FlatModel(module), store, local, None, device=device, precision="single")
 
     return {
         "engine": program(LayerNet),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedcohort.simulate import cores
-from fedcohort.simulate.engine import ClientData, Engine
+from fedcohort.simulate.engine import ClientData, Engine, Jobs, modules
 from fedcohort.training.local import LocalTraining
 
 
@@ -42,15 +42,22 @@ def test_cores_that_others_use_are_not_free(others, expected, monkeypatch):
     assert cores.free_cores() == expected
 
 
-@pytest.mark.parametrize(("variable", "workers", "threads"), [("1", None, 1), ("1", 2, 2), ("3", None, 3)])
-def test_torch_gets_no_more_threads_than_allowed(variable, workers, threads, monkeypatch):
-    """What is said in the configuration counts more than the environment."""
-    monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    given = []
+@pytest.mark.parametrize(("workers", "at_once"), [(None, 3), (2, 2)])
+def test_each_worker_has_one_thread_of_torch(workers, at_once, monkeypatch):
+    """Whatever OMP_NUM_THREADS allows: more threads for one model would change its sums, and wait for each other."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(cores, "_read_sample", lambda: None)
+    monkeypatch.setattr(cores, "_others", cores._Others())
+    given, pools = [], []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(torch, "set_num_threads", given.append)
-    x, y = np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1])
-    parts = ClientData(np.arange(4), np.array([0, 4]), y, np.zeros(1, np.int64))
-    model, local = "tests.simulate.test_engine:Residual", LocalTraining(steps=1)
-    with Engine(x, y, x, y, classes=2, federations=[parts], model=model, local=local, device="cpu", workers=workers):
-        assert given == [threads]
+    pool = modules.ThreadPoolExecutor
+    monkeypatch.setattr(modules, "ThreadPoolExecutor", lambda count: pools.append(count) or pool(count))
+    x, y = np.zeros((8, 3), np.float32), np.array([0, 1] * 4)
+    parts = ClientData(np.arange(8), np.array([0, 2, 4, 6, 8]), y, np.zeros(4, np.int64))
+    model, local, zeros = "tests.simulate.test_engine:Residual", LocalTraining(steps=1), np.zeros(4, np.int64)
+    with Engine(
+        x, y, x, y, classes=2, federations=[parts], model=model, local=local, device="cpu", workers=workers
+    ) as engine:
+        engine.train(engine.init(0)[None], Jobs(zeros, zeros, np.arange(4), zeros, zeros))
+    assert given == [1, 8] and pools == [at_once]

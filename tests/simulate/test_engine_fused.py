@@ -121,10 +121,10 @@ def test_without_triton_evaluation(without_triton, model):
 def test_tf32_stays_near_and_both_are_bit_identical_twice(model):
     data, clients = common.problem(model, sizes=(40, 24, 8), validation=(0, 0, 2))
     results = []
-    for tf32 in (True, True, False, False):
-        with common.build(data, clients, model, common.LOCALS["momentum"], "cuda", tf32=tf32) as engine:
+    for precision in ("tf32", "tf32", "single", "single"):
+        with common.build(data, clients, model, common.LOCALS["momentum"], "cuda", precision=precision) as engine:
             found = [layer.fused for layer in engine.backend.net.layers if hasattr(layer, "fused")]
-            assert {kernels.precision for kernels in found} == {"tf32" if tf32 else "tf32x3"}
+            assert {kernels.precision for kernels in found} == {"tf32" if precision == "tf32" else "tf32x3"}
             start = engine.init(1)
             results.append(engine.train(start[None], common.jobs_of([0, 1, 2])).params.cpu())
     once, twice, exact, again = results

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fedcohort.simulate.engine import Engine
-from fedcohort.simulate.engine.device import DeviceProgram
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.stacked import FunctionalNet, LayerNet, stack
 from fedcohort.simulate.models import build_model
@@ -25,9 +24,9 @@ def on_stack(monkeypatch):
     def build(self, *args, **kwargs):
         original(self, *args, **kwargs)
         self.backend.close()
-        net = stack(FlatModel(build_model(self.model, self.sample, self.classes)), self.sample)
-        assert isinstance(net, FunctionalNet if self.model.endswith("Residual") else LayerNet)
-        self.backend = DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device)
+        self.kind = "stacked models on cpu"
+        self.backend = self._backend(1, "single")
+        assert isinstance(self.backend.net, FunctionalNet if self.model.endswith("Residual") else LayerNet)
 
     monkeypatch.setattr(Engine, "__init__", build)
 
@@ -110,6 +109,38 @@ def test_vgg_is_a_stack_of_layers(model):
     assert torch.allclose(logits, want, rtol=1e-4, atol=1e-5)
 
 
+def test_vgg_with_batch_norm_equals_autograd_in_double_precision():
+    """In single precision, it is 1e-5 to 4e-2 from it after a few steps, and so is torch's own loop: rounding decides
+    which of two nearly equal pixels is the maximum, and normalisation of a few pixels multiplies the difference.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = build_model("vgg11-bn", (3, 32, 32), 10).train()
+        x, y = torch.randn(2, 3, 32, 32).double(), torch.tensor([3, 7])
+    flat = FlatModel(module)
+    net = stack(flat, (3, 32, 32))
+    vectors = torch.nn.functional.pad(flat.vector()[None].double(), (0, 1)).index_select(1, net.order)
+    module.double()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(x), y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            saved, gradient = [], torch.zeros(1, net.trainable, dtype=torch.float64)
+            logits = net.logits(vectors, x.flatten(1)[None][:, :, net.features], saved, torch.ones(1, 2).double())
+            delta = (logits.softmax(2) - torch.nn.functional.one_hot(y, 10)) / 2
+            net.backward(vectors, saved, delta, gradient)
+            vectors[:, : net.trainable] -= 0.05 * gradient
+    is_param = net.order < net.n_params
+    got = torch.empty(net.n_params, dtype=torch.float64)
+    got[net.order[is_param]] = vectors[0, is_param]
+    want = FlatModel(module)
+    values = torch.empty(net.n_params, dtype=torch.float64)
+    want.store(values)
+    assert (got - values).norm() <= 1e-11 * values.norm()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("rule", ["none", "both"])
 @pytest.mark.parametrize("how", common.LOCALS)
@@ -168,19 +199,3 @@ def test_cuda_follows_changing_shapes_and_rates():
             for job in range(len(chosen)):
                 want, _ = common.reference(engine, clients, models[0], job, jobs)
                 common.assert_equal(trained.params[job], want, models[0])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("model", [f"{common.__name__}:WithBatchNorm"])
-def test_cuda_falls_back_for_stateful_models(model):
-    data, clients = common.problem(model, sizes=(40, 24), validation=(0, 0))
-    with common.build(data, clients, model, common.LOCALS["steps"], "cuda") as engine:
-        models = engine.init(1)[None]
-        jobs = common.jobs_of([0, 1])
-        trained = engine.train(models, jobs)
-        for job in range(2):
-            want, _ = common.reference(engine, clients, models[0], job, jobs)
-            common.assert_equal(trained.params[job], want, models[0])
-        loss, accuracy = engine.evaluate(trained.params)
-        assert np.isfinite(loss).all()
-        assert (accuracy >= 0).all()

@@ -15,7 +15,7 @@ from fedcohort.report.figures import scenario as scenario_figure
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.data import Dataset, from_arrays
-from fedcohort.simulate.engine import ClientData, Engine
+from fedcohort.simulate.engine import ClientData, Engine, Jobs
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.store.results import load
@@ -83,8 +83,6 @@ def test_the_plain_loop_minimises_the_configured_loss():
         *arrays, classes=2, federations=[one], model="logistic", local=local, device="cpu", task=task
     ) as engine:
         start = engine.init(1)
-        from fedcohort.simulate.engine import Jobs
-
         zero = np.zeros(1, np.int64)
         trained = engine.train(start[None], Jobs(zero, zero, zero, zero, zero)).params
         loss, mae = engine.evaluate(trained)
@@ -123,6 +121,31 @@ def test_metrics_and_losses():
     assert task.losses(scores, tokens).shape == (2,)
     assert task.measure(scores, tokens, None) == pytest.approx(float(task.losses(scores, tokens).mean().exp()))
     assert Classification().fast and not Classification(loss="multi_margin_loss").fast
+
+
+def test_an_own_metric_leaves_training_to_the_fast_engine(tmp_path):
+    """The metric is computed on the outputs: the models have the same bits as with accuracy."""
+    (tmp_path / "mine.py").write_text(
+        "def share(outputs, targets):\n    return (outputs.argmax(1) == targets).double().mean()\n"
+    )
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(40, 6)).astype(np.float32), np.arange(40) % 4
+    one = ClientData(np.arange(40), np.array([0, 40]), y, np.array([0]))
+    own = Classification(metric=f"{tmp_path / 'mine.py'}:share", higher_is_better=True)
+    found = []
+    for task in (Classification(), own, Classification(metric="loss")):
+        local = LocalTraining(steps=3, batch_size=10, lr=0.2)
+        options = {"model": "mlp-64", "local": local, "device": "cpu", "task": task}
+        with Engine(x, y, x, y, classes=4, federations=[one], **options) as engine:
+            zero = np.zeros(1, np.int64)
+            trained = engine.train(engine.init(1)[None], Jobs(zero, zero, zero, zero, zero)).params
+            found.append((engine.kind, trained, *engine.evaluate(trained)))
+    (kind, models, losses, accuracies), mine, judged_by_loss = found
+    for other in (mine, judged_by_loss):
+        assert other[0] == kind and torch.equal(other[1], models)
+        np.testing.assert_allclose(other[2], losses, rtol=1e-6)
+    np.testing.assert_array_equal(mine[3], accuracies)
+    np.testing.assert_allclose(judged_by_loss[3], losses, rtol=1e-6)
 
 
 def test_user_defined_functions(tmp_path):

@@ -131,8 +131,10 @@ class RunOptions(Parameterized):
         Optional(Interval(int, 1, 1024)),
         "processes that share the runs; None: as many as are fastest",
     )
-    tf32: bool = param(
-        True, Boolean(), "on CUDA, round the factors of matrix products to TF32; false: full single precision"
+    precision: str = param(
+        "tf32",
+        OneOf(("tf32", "single", "bf16")),
+        "tf32: on CUDA, round the factors of matrix products to TF32; single: full; bf16: train in bfloat16",
     )
     lockstep: int = param(256, Interval(int, 1, None), "most runs that advance together; further runs take turns")
     checkpoint_seconds: float = param(30.0, Interval(float, 0, None), "seconds between checkpoints; 0: every round")

@@ -6,9 +6,10 @@ round is then a small upload and one launch, and nothing waits for the device un
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +17,17 @@ import torch
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.simulate.engine.crops import crop, crop_table
 from fedcohort.simulate.engine.jobs import JobTable
-from fedcohort.simulate.engine.stacked import LayerNet, Saved, StackedNet
+from fedcohort.simulate.engine.layer_rules import stream_keys
+from fedcohort.simulate.engine.modules import ModuleBackend
+from fedcohort.simulate.engine.precision import products
+from fedcohort.simulate.engine.stacked import FunctionalNet, LayerNet, Saved, StackedNet
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import HeldOut, Spans, by_class, right_by_cell
 from fedcohort.training.local import LocalTraining, plan_counts
 from fedcohort.training.losses import cross_entropy, logit_derivative
 
+log = logging.getLogger(__name__)
+Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _UNROLLED = 40  # most steps in one graph
 _MEMORY = 2**27  # most elements of activations in a forward pass during evaluation
 _GRAPHS = 8  # captured shapes to keep
@@ -40,7 +46,9 @@ class _StepBuffers:
     slots: torch.Tensor  # (U, J, B) the slots of each batch
     pseudo: torch.Tensor | None  # (U, J, B) pseudo-labels
     crops: torch.Tensor | None  # (U, J, B) how to augment the images
+    keys: torch.Tensor | None  # (U, J) of random layers
     numbers: torch.Tensor  # (U, J, B + 1) factor of each sample's derivative, 0 for padding; then the rate
+    widths: tuple[int, ...]  # (U,) size of the batches, padding included
     graph: torch.cuda.CUDAGraph | None = None
 
 
@@ -67,8 +75,10 @@ class DeviceProgram:
         Number of classes.
     device : torch.device
         Where to compute.
-    tf32 : bool
-        Let matrix products round their inputs to TF32.
+    precision : str
+        "single", "tf32" or "bf16".
+    losses : function, optional
+        Loss of each sample (n,), from outputs and targets; default: a classifier's cross-entropy.
     """
 
     def __init__(
@@ -79,16 +89,19 @@ class DeviceProgram:
         *,
         classes: int,
         device: torch.device,
-        tf32: bool = False,
+        precision: str = "single",
+        losses: Losses | None = None,
     ) -> None:
         self.net, self.local, self.classes, self.device = net, local, classes, device
+        self.precision, self.losses = precision, losses
         self.n_train = store.n_train
         self.graphs = device.type == "cuda"
-        self.tf32 = tf32
-        if device.type == "cuda" and isinstance(net, LayerNet) and net.image is not None:
-            _fuse(net, device, "tf32" if tf32 else "tf32x3")
-        self.x, self.sample, self.label = (part.to(device) for part in (store.x, store.sample, store.label))
-        self.y_test = store.y_test.to(device)
+        if isinstance(net, FunctionalNet):
+            net.to(device)
+        elif device.type == "cuda" and isinstance(net, LayerNet) and net.image is not None:
+            _fuse(net, device, "tf32x3" if precision == "single" else "tf32")
+        store = store.to(device)
+        self.x, self.sample, self.label, self.targets = store.x, store.sample, store.label, store.targets
         self.crops = crop_table(store.shape).to(device) if local.augment else None
         if net.features is not None:
             features = net.features.to(device)
@@ -103,7 +116,9 @@ class DeviceProgram:
         self.inverse = inverse.to(device)
         self.straight = len(net.order) == net.n_params and bool((net.order == torch.arange(net.n_params)).all())
         self._class = torch.arange(classes, device=device)
-        self._tables: dict[tuple[int, int, int, bool, float], _StepBuffers] = {}
+        self._tables: dict[tuple[int, tuple[int, ...], bool, float], _StepBuffers] = {}
+        self._most = 2**62  # jobs in a stack, and elements of activations in evaluation, that fit into memory
+        self._memory = _MEMORY
         self._tests: dict[HeldOut, tuple[torch.Tensor, torch.Tensor]] = {}  # labels and cells on the device
 
     def close(self) -> None:
@@ -130,13 +145,31 @@ class DeviceProgram:
     ) -> torch.Tensor:
         """Train all jobs; return their vectors (J, P), which the device may still be computing."""
         stacks = _stacks(table.steps, _FLAT if self.device.type == "cuda" else 1)
-        if len(stacks) == 1:
-            return self._train(table, models, prox, correction)
-        trained = [
-            self._train(table[jobs], models, prox, None if correction is None else correction[self._send(jobs)])
-            for jobs in stacks
-        ]
+        if not self.net.pads:  # clients with equally many samples have equal batches
+            stacks = [jobs[table.n[jobs] == n] for jobs in stacks for n in np.unique(table.n[jobs])]
+        stacks = [part for jobs in stacks for part in np.array_split(jobs, -(-len(jobs) // self._most) or 1)]
+        try:
+            if len(stacks) == 1:
+                return self._train(table, models, prox, correction)
+            trained = [
+                self._train(table[jobs], models, prox, None if correction is None else correction[self._send(jobs)])
+                for jobs in stacks
+            ]
+        except torch.OutOfMemoryError:
+            # What fits depends on the module's activations, the graphs and the device's other users, so it is found.
+            largest = max(map(len, stacks))
+            if largest <= 1:
+                raise
+            self._most = -(-largest // 2)
+            log.warning("%d models at once do not fit into memory: now at most %d", largest, self._most)
+            self._free()
+            return self.train(table, models, prox, correction)
         return torch.cat(trained).index_select(0, self._send(np.argsort(np.concatenate(stacks))))
+
+    def _free(self) -> None:
+        self._tables.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
@@ -152,11 +185,15 @@ class DeviceProgram:
         # So the steps are cut into equal chunks, rounded up so that runs with nearly as many steps share a graph.
         chunks = -(-steps // _UNROLLED)
         unrolled = _round_up(-(-steps // chunks), 5)
-        with self._precision():
-            t = self._prepare(
-                _round_up(count, _grain(count)), unrolled, width, prox != 0.0 or correction is not None, prox
-            )
-            batches = _Batches(table, self.local, chunks * unrolled, len(t.vectors), width)
+        widths = (width,) * unrolled
+        if not self.net.pads:  # the sizes of the batches are part of the graph
+            chunks, unrolled = 1, steps
+            widths = tuple(plan_counts(int(table.n[0]), width, steps).tolist())
+        jobs = _round_up(count, _grain(count))
+        batches = _Batches(table, self.local, chunks * unrolled, jobs, width, self.net.draws)
+        pulled = prox != 0.0 or correction is not None
+        with products(self.precision, self.device):
+            t = self._prepare(jobs, widths, pulled, prox)
             pseudo = self._pseudo_labels(table, models) if t.pseudo is not None else None
             t.vectors[:count] = start
             if t.velocity is not None:
@@ -169,10 +206,9 @@ class DeviceProgram:
                     t.pull[:count].sub_(self._to_net_order(correction)[:, : self.net.trainable])
             for chunk in range(chunks):
                 self._upload(t, batches, chunk * unrolled, pseudo)
-                if self.graphs:
-                    if t.graph is None:
-                        self._capture(t, prox)
-                    assert t.graph is not None
+                if self.graphs and t.graph is None:
+                    self._capture(t, prox)
+                if t.graph is not None:
                     t.graph.replay()
                 else:
                     self._unroll(t, prox)
@@ -185,26 +221,13 @@ class DeviceProgram:
             return tensor
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
-    @contextlib.contextmanager
-    def _precision(self) -> Iterator[None]:
-        if self.device.type != "cuda":
-            yield
-            return
-        before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
-        try:
-            with torch.cuda.device(self.device):  # kernels compiled here go to the current device
-                yield
-        finally:
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-    def _prepare(self, jobs: int, unrolled: int, width: int, pulled: bool, prox: float) -> _StepBuffers:
-        key = (jobs, unrolled, width, pulled, prox)
+    def _prepare(self, jobs: int, widths: tuple[int, ...], pulled: bool, prox: float) -> _StepBuffers:
+        key = (jobs, widths, pulled, prox)
         if key not in self._tables:
             if len(self._tables) >= _GRAPHS:  # each occupies memory on the device as long as it is kept
                 self._tables.pop(next(iter(self._tables)))
             size, device = self.net.trainable, self.device
-            shape = (unrolled, jobs, width)
+            shape = (len(widths), jobs, max(widths))
 
             def new_weights() -> torch.Tensor:
                 return torch.zeros(jobs, size, device=device)
@@ -220,7 +243,9 @@ class DeviceProgram:
                 slots=torch.zeros(shape, dtype=torch.int64, device=device),
                 pseudo=torch.zeros(shape, dtype=torch.int64, device=device) if robust else None,
                 crops=torch.zeros(shape, dtype=torch.int64, device=device) if self.local.augment else None,
-                numbers=torch.zeros(unrolled, jobs, width + 1, device=device),
+                keys=torch.zeros(shape[:2], dtype=torch.int64, device=device) if self.net.draws else None,
+                numbers=torch.zeros(*shape[:2], shape[2] + 1, device=device),
+                widths=widths,
             )
         return self._tables[key]
 
@@ -231,6 +256,8 @@ class DeviceProgram:
         t.numbers.copy_(self._send(batches.numbers[start:stop]))
         if t.crops is not None and batches.crops is not None:
             t.crops.copy_(self._send(batches.crops[start:stop]))
+        if t.keys is not None and batches.keys is not None:
+            t.keys.copy_(self._send(batches.keys[start:stop]))
         if t.pseudo is not None and pseudo is not None:
             places = t.slots[:, : len(pseudo.start)] + self._send(pseudo.start - batches.first)[None, :, None]
             # If a job has no such step, its places are meaningless and only have to be valid.
@@ -246,27 +273,32 @@ class DeviceProgram:
     def _unroll(self, t: _StepBuffers, prox: float) -> None:
         """Do the U steps in the buffers for all jobs; a job that is done has rate 0."""
         decay = self.local.weight_decay + prox
-        jobs, width = t.slots.shape[1:]
+        jobs = t.slots.shape[1]
         position, label = self.sample[t.slots], self.label[t.slots]
         weights, rates = t.numbers[:, :, :-1], t.numbers[:, :, -1]
+        present = (weights != 0).float()
         keep = 1 - rates * decay if decay and t.velocity is None else None
         target = None
-        if self.local.loss != "robust":  # minus the weighted one-hot labels (U, J, B, C), for plain cross-entropy
+        if self.losses is None and self.local.loss != "robust":
+            # Minus the weighted one-hot labels (U, J, B, C), for plain cross-entropy.
             target = (label.unsqueeze(3) == self._class) * -weights.unsqueeze(3)
-        for step in range(len(t.slots)):
-            x = self.x.index_select(0, position[step].view(-1))
+        for step, wide in enumerate(t.widths):
+            x = self.x.index_select(0, position[step, :, :wide].reshape(-1))
             if t.crops is not None and self.crops is not None:
-                x = crop(x, self.crops, t.crops[step].view(-1))
-            x = x.view(jobs, width, -1)
+                x = crop(x, self.crops, t.crops[step, :, :wide].reshape(-1))
+            x = x.view(jobs, wide, -1)
             saved: Saved = []
-            present = (weights[step] != 0).float() if self.net.trainable < len(self.order) else None
-            logits = self.net.logits(t.vectors, x, saved, present)
-            pseudo = None if t.pseudo is None else t.pseudo[step]
-            weight = weights[step].unsqueeze(2)
+            key = None if t.keys is None else t.keys[step]
+            logits = self.net.logits(t.vectors, x, saved, present[step, :, :wide], key)
+            weight = weights[step, :, :wide].unsqueeze(2)
             if target is not None:
-                delta = torch.addcmul(target[step], torch.softmax(logits, 2), weight)
+                delta = torch.addcmul(target[step, :, :wide], torch.softmax(logits, 2), weight)
+            elif self.losses is None:
+                pseudo = None if t.pseudo is None else t.pseudo[step, :, :wide]
+                delta = logit_derivative(logits, label[step, :, :wide], pseudo, self.local).mul_(weight)
             else:
-                delta = logit_derivative(logits, label[step], pseudo, self.local).mul_(weight)
+                aim = self._aim(t.slots[step, :, :wide])
+                delta = self._derivative(logits, aim) * weight.view(jobs, wide, *(1,) * (logits.ndim - 2))
             self.net.backward(t.vectors, saved, delta, t.gradient)
             rate = rates[step].unsqueeze(1)
             if t.velocity is None:
@@ -274,8 +306,23 @@ class DeviceProgram:
             else:
                 _descend_with_momentum(t, t.velocity, rate, self.local.momentum, decay)
 
+    def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each sample (M, n), given outputs (M, n, ...) and targets."""
+        if self.losses is None:
+            return cross_entropy(outputs, targets)
+        return self.losses(outputs.flatten(0, 1), targets.flatten(0, 1)).view(outputs.shape[:2])
+
+    def _derivative(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            outputs = outputs.detach().requires_grad_()
+            (delta,) = torch.autograd.grad(self._losses(outputs, targets).sum(), outputs)
+        return delta
+
     def _capture(self, t: _StepBuffers, prox: float) -> None:
-        """Warm up on a side stream, then capture the steps, and restore the state."""
+        """Warm up on a side stream, then capture the steps, and restore the state.
+
+        A module that cannot be captured, because it looks at a number on its way, is computed without a graph.
+        """
         initial = t.vectors.clone()
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -283,9 +330,15 @@ class DeviceProgram:
             self._unroll(t, prox)
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._unroll(t, prox)
-        t.graph = graph
+        try:
+            with torch.cuda.graph(graph):
+                self._unroll(t, prox)
+            t.graph = graph
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.graphs = False
+            log.warning("the model cannot be captured as a CUDA graph, so its steps are launched one by one: %s", error)
         t.vectors.copy_(initial)
         if t.velocity is not None:
             t.velocity.zero_()
@@ -293,21 +346,22 @@ class DeviceProgram:
     # -- evaluation ----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _logits(self, models: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Return the logits (M, V, C) of flat models (M, P) on rows of the data, in chunks that fit into memory."""
+    def outputs(self, models: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
+        """Return the outputs (M, V, ...) of flat models (M, P) on rows of the data, in chunks that fit into memory."""
         vectors = self._to_net_order(models)
-        x = self.x[rows]
-        step = max(1, _MEMORY // (max(8 * x.shape[1], 1024) * len(models)))
-        with self._precision():
-            parts = [self.net.logits(vectors, x[None, start : start + step]) for start in range(0, len(x), step)]
-        return torch.cat(parts, 1) if parts else torch.zeros(len(models), 0, self.classes, device=self.device)
-
-    @torch.no_grad()
-    def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
-        """Return test loss (M,) and accuracy (M,)."""
-        loss, predicted = self._answers(models, self.n_train, self.y_test)
-        both = torch.stack([loss, (predicted == self.y_test).double().mean(1)]).cpu().numpy()
-        return both[0], both[1]
+        x = self.x[rows.to(self.device) if isinstance(rows, torch.Tensor) else rows]
+        step = max(1, self._memory // (max(8 * x.shape[1], 1024) * len(models)))
+        try:
+            with products(self.precision, self.device):
+                # At least one part, which may be empty: it has the shape of the outputs.
+                starts = range(0, max(len(x), 1), step)
+                return torch.cat([self.net.logits(vectors, x[None, start : start + step]) for start in starts], 1)
+        except torch.OutOfMemoryError:
+            if step == 1:
+                raise
+            self._memory //= 4
+            self._free()
+            return self.outputs(models, rows)
 
     @torch.no_grad()
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -328,12 +382,8 @@ class DeviceProgram:
 
     def _answers(self, models: torch.Tensor, first: int, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss (M,) on the samples that start at row ``first``, and the predicted classes (M, n)."""
-        logits = self._logits(models, slice(first, first + len(y)))
-        return cross_entropy(logits, y.expand(len(models), -1)).mean(1, dtype=torch.float64), logits.argmax(2)
-
-    def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
-        """Return the logits (M, V, C) on training samples."""
-        return self._logits(models, torch.from_numpy(positions).to(self.device))
+        logits = self.outputs(models, slice(first, first + len(y)))
+        return self._losses(logits, y.expand(len(models), -1)).mean(1, dtype=torch.float64), logits.argmax(2)
 
     @torch.no_grad()
     def cross_entropies(
@@ -345,8 +395,11 @@ class DeviceProgram:
             by_pseudo = None
             if pseudo:
                 guide = logits if guided is None else next(guided)[1]
-                by_pseudo = cross_entropy(logits, guide.argmax(1))
-            yield chosen, cross_entropy(logits, self.label[slots]), by_pseudo
+                by_pseudo = self._losses(logits[None], guide.argmax(1)[None])[0]
+            yield chosen, self._losses(logits[None], self._aim(slots)[None])[0], by_pseudo
+
+    def _aim(self, slots: torch.Tensor) -> torch.Tensor:
+        return self.label[slots] if self.targets is None else self.targets[self.sample[slots]]
 
     def _score(self, models: torch.Tensor, spans: Spans) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
         """Yield for a few spans at a time: their indices (q,), logits (n, C) and slots (n,), span after span.
@@ -360,7 +413,7 @@ class DeviceProgram:
         run, count = spans.run[filled], spans.count[filled]
         before = np.cumsum(count) - count
         # A new row begins with each model, and also where one model's samples would need too much memory in one row.
-        piece = (before - before[np.searchsorted(run, run)]) // max(1, _MEMORY // per_sample)
+        piece = (before - before[np.searchsorted(run, run)]) // max(1, self._memory // per_sample)
         begins = np.flatnonzero((np.diff(run, prepend=-1) != 0) | (np.diff(piece, prepend=0) != 0))
         rows, lengths = np.split(filled, begins[1:]), np.add.reduceat(count, begins) if len(begins) else count
         order = np.argsort(lengths, kind="stable")
@@ -368,7 +421,7 @@ class DeviceProgram:
         while start < len(order):
             # The memory of a table depends on its longest row, which is its last.
             cost = np.arange(1, len(order) - start + 1) * lengths[order[start:]] * per_sample
-            chosen = order[start : start + max(1, int(np.searchsorted(cost, _MEMORY, side="right")))]
+            chosen = order[start : start + max(1, int(np.searchsorted(cost, self._memory, side="right")))]
             start += len(chosen)
             members = np.concatenate([rows[row] for row in chosen])
             table = slots = self._count_up(spans.first[members], spans.count[members])
@@ -380,7 +433,7 @@ class DeviceProgram:
             x = self.x.index_select(0, self.sample[table]).view(len(chosen), longest, -1)
             model = self._send(spans.run[[rows[row][0] for row in chosen]])
             vectors = self._to_net_order(models.index_select(0, model))
-            with self._precision():
+            with products(self.precision, self.device):
                 logits = self.net.logits(vectors, x).flatten(0, 1)
             yield members, logits if shortest == longest else logits[inside], slots
 
@@ -400,7 +453,7 @@ class DeviceProgram:
         vectors = self._to_net_order(models.index_select(0, self._send(spans.run)))
         part = torch.zeros_like(total)
         n, largest = spans.count, int(spans.count.max())
-        step = max(1, min(largest, _MEMORY // (max(16 * self.x.shape[1], 1024) * count)))
+        step = max(1, min(largest, self._memory // (max(16 * self.x.shape[1], 1024) * count)))
         for start in range(0, largest, step):
             offsets = np.arange(start, min(start + step, largest))
             inside = offsets[None] < n[:, None]
@@ -409,11 +462,41 @@ class DeviceProgram:
             weight = self._send((inside / np.maximum(n, 1)[:, None]).astype(np.float32))
             x = self.x.index_select(0, self.sample[slots].view(-1)).view(count, len(offsets), -1)
             saved: Saved = []
-            with self._precision():
-                delta = logit_derivative(self.net.logits(vectors, x, saved), self.label[slots], None, self.local)
-                self.net.backward(vectors, saved, delta.mul_(weight.unsqueeze(2)), part)
+            with products(self.precision, self.device):
+                logits = self.net.logits(vectors, x, saved)
+                # The derivative of the loss itself, whatever is minimised in training.
+                delta = (
+                    logit_derivative(logits, self.label[slots], None, self.local)
+                    if self.losses is None
+                    else self._derivative(logits, self._aim(slots))
+                )
+                weight = weight.view(*weight.shape, *(1,) * (logits.ndim - 2))
+                self.net.backward(vectors, saved, delta.mul_(weight), part)
             total.add_(part)
         return self._to_flat(total)
+
+
+class StackedTraining(ModuleBackend):
+    """Trains with a stack and evaluates with the plain loop.
+
+    For modules of which a sample's output depends on the other samples even in evaluation, such as batch normalisation
+    without running statistics: tables of padded or combined samples would change it.
+    """
+
+    def __init__(self, program: DeviceProgram, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.program = program
+
+    def train(
+        self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Train all jobs; return their vectors (J, P)."""
+        return self.program.train(table, models, prox, correction)
+
+    def close(self) -> None:
+        """Release the graphs, and restore torch's number of threads."""
+        self.program.close()
+        super().close()
 
 
 def _fuse(net: LayerNet, device: torch.device, precision: str) -> None:
@@ -450,13 +533,17 @@ def _descend_with_momentum(
 class _Batches:
     """The batches of a call as arrays (S, J, ...), with rate 0 if a job has no such step."""
 
-    def __init__(self, table: JobTable, local: LocalTraining, steps: int, jobs: int, width: int) -> None:
+    def __init__(self, table: JobTable, local: LocalTraining, steps: int, jobs: int, width: int, draws: bool) -> None:
         self.first = table.first
         self.slots = np.zeros((steps, jobs, width), dtype=np.int64)
         start = np.arange(len(table)) * width
         table.draw(local, self.slots.reshape(-1), base=table.first, start=start, stride=jobs * width, row=width)
         self.numbers = np.zeros((steps, jobs, width + 1), dtype=np.float32)
         self.crops = np.zeros_like(self.slots) if local.augment else None
+        self.keys = np.zeros((steps, jobs), dtype=np.int64) if draws else None
+        if self.keys is not None:
+            step = np.arange(steps)[:, None]
+            self.keys[:, : len(table)] = stream_keys(table.seed, table.round, table.client, step)
         columns = (table.n, table.steps, table.round, table.per_epoch)
         same_numbers: dict[tuple[int, ...], list[int]] = {}  # jobs by the values that determine their numbers
         for job, key in enumerate(zip(*(values.tolist() for values in columns), strict=True)):

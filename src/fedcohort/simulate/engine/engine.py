@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
@@ -13,10 +15,11 @@ from torch import nn
 from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.errors import DeviceError, InputError, ParameterError
+from fedcohort.core.registry import is_reference
 from fedcohort.core.signals import LossMeasure
-from fedcohort.simulate.cores import free_cores, usable_cores
+from fedcohort.simulate.cores import free_cores
 from fedcohort.simulate.engine.crops import crop_table
-from fedcohort.simulate.engine.device import DeviceProgram
+from fedcohort.simulate.engine.device import DeviceProgram, StackedTraining
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.layers import read_layers
@@ -26,11 +29,13 @@ from fedcohort.simulate.engine.stacked import stack, stacking_obstacle
 from fedcohort.simulate.engine.store import Store, sample_shape
 from fedcohort.simulate.engine.types import ClientData, HeldOut, Jobs, Spans, TrainingResult
 from fedcohort.simulate.models import build_model
+from fedcohort.simulate.own_code import own_code
 from fedcohort.simulate.tasks import Classification, Task
 from fedcohort.training.local import LocalTraining
 from fedcohort.training.losses import reduce_losses
 
 log = logging.getLogger(__name__)
+_OUTPUTS = 2**26  # numbers that models give at once, for a metric that needs them all
 _COMPILED, _STACKED, _PLAIN = "compiled code", "stacked models", "plain loop"
 
 
@@ -55,14 +60,11 @@ class Backend(Protocol):
     def gradients(self, models: torch.Tensor, spans: Spans) -> torch.Tensor:
         """Return full-batch gradients (Q, P)."""
 
-    def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
-        """Return test loss (M,) and accuracy (M,)."""
-
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the loss (M,), right answers by cell (M, cells), and right and all answers by class (M, 2, C)."""
 
-    def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
-        """Return logits (M, V, C) on training samples."""
+    def outputs(self, models: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
+        """Return the outputs (M, V, ...) on rows of the data."""
 
     def close(self) -> None:
         """Release all resources."""
@@ -90,9 +92,9 @@ class Engine:
         Number of threads on the CPU; default: one per core that this process may use.
     task : Task, optional
         What is learned; default: classification.
-    tf32 : bool
-        On CUDA, let matrix products round their inputs to TF32, which makes convolutional networks much faster; False
-        computes in full single precision, as the CPU does.
+    precision : str
+        "tf32": on CUDA, matrix products round their factors to TF32, which makes convolutional networks much faster;
+        "single": full single precision, as the CPU computes in both; "bf16": forward and backward passes in bfloat16.
     copies : sequence of array
         More samples of the same kind, such as training samples as some clients see them. Clients may own them, and
         models may be tested on them. The first is at position ``len(x_train) + len(x_test)``.
@@ -132,7 +134,7 @@ class Engine:
         local: LocalTraining,
         device: str = "auto",
         workers: int | None = None,
-        tf32: bool = True,
+        precision: str = "tf32",
         task: Task | None = None,
         copies: Sequence[AnyArray] = (),
     ) -> None:
@@ -153,38 +155,51 @@ class Engine:
         self.model = model
         self.device = choose_device(device)
         self.y_train = np.asarray(y_train, np.float32 if self.task.target == "number" else np.int64)
-        with torch.random.fork_rng(devices=[]):  # only the shapes matter, and the user's generator must not advance
-            module = self._module()
-        flat = FlatModel(module)
-        self.n_params, self.n_trainable = flat.n_params, flat.n_trainable
-        self.shapes = {slot.name: slot.shape for slot in flat.slots}  # in the order of a flat vector
+        with torch.random.fork_rng(devices=[]):
+            # What is frozen stays in this module, the same for all runs, processes and attempts.
+            torch.manual_seed(0)
+            self.flat = FlatModel(self._module())
+        self.n_params, self.n_trainable = self.flat.n_params, self.flat.n_trainable
+        self.shapes = {slot.name: slot.shape for slot in self.flat.slots}  # in the order of a flat vector
+        self._test = HeldOut(len(x_train), np.asarray(y_test, np.int64), np.zeros(len(y_test), np.int64), 1)
         self._closed = False
         # Clients own their labels, which may be wrong; numbers and tokens are the dataset's.
         targets = None if self.task.has_classes else self.y_train
         self.store = Store(x_train, x_test, y_test, federations, targets, self.task.standardises, copies)
-        fast = self.task.fast and not self.integers
-        self.kind = engine_kind(flat, self.sample, local, self.device, fast)
-        self.backend = self._backend(flat, workers, tf32, fast)
+        self.kind = engine_kind(self.flat, self.sample, local, self.device, self.task, self.store.x.dtype, precision)
+        self.backend = self._backend(workers, precision)
 
-    def _backend(self, flat: FlatModel, workers: int | None, tf32: bool, fast: bool) -> Backend:
+    def _backend(self, workers: int | None, precision: str) -> Backend:
+        flat, store, local, device = self.flat, self.store, self.local, self.device
         if self.kind.startswith(_COMPILED):
-            # Its results are the same for any number of threads, so it may look at what the machine does now.
-            threads = workers or free_cores()
-            return NativeBackend.of(self.store, self.local, read_layers(flat, self.sample), threads)
+            return NativeBackend.of(store, local, read_layers(flat, self.sample), workers or free_cores())
+        losses = None if self.task.fast else self._losses
         if self.kind.startswith(_STACKED):
-            net = stack(flat, self.sample)
-            return DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device, tf32=tf32)
-        reason = stacking_obstacle(flat, self.sample) if fast else None
-        if reason is not None:  # this works but is many times slower, so the user should know why
-            log.warning("the model %r cannot be batched, so its clients are trained one by one: %s", self.model, reason)
-        return ModuleBackend(
-            flat.module,
-            self.store,
-            self.local,
-            device=self.device,
-            threads=workers or usable_cores(),  # torch rounds by it, so not by the load of the moment
-            task=None if self.task.fast else self.task,
-        )
+            net = stack(flat, self.sample, store.x.dtype, precision)
+            classes = self.classes if self.task.has_classes else 1
+            program = DeviceProgram(
+                net, store, local, classes=classes, device=device, precision=precision, losses=losses
+            )
+            if not net.couples:
+                return program
+            return StackedTraining(program, flat, store, local, losses, device=device, precision=precision)
+        if device.type == "cuda":  # this works but is many times slower, so the user should know why
+            log.warning(
+                "the model %r cannot be batched, so its clients are trained one by one; a round takes up to as many "
+                "times longer as it has clients: %s",
+                self.model,
+                stacking_obstacle(flat, self.sample, store.x.dtype, precision),
+            )
+        return ModuleBackend(flat, store, local, losses, device=device, workers=workers, precision=precision)
+
+    def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss (n,) of each sample."""
+        with self._task_code():
+            return self.task.losses(outputs, targets)
+
+    def _task_code(self) -> contextlib.AbstractContextManager[None]:
+        # Our own tasks tell the user's functions from their own code. A user's own task is the user's code as a whole.
+        return own_code() if is_reference(self.task.name) else contextlib.nullcontext()
 
     def _module(self) -> nn.Module:
         return build_model(self.model, self.sample, self.classes, integers=self.integers, output=self.output)
@@ -283,7 +298,21 @@ class Engine:
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return the test loss (M,) and the task's metric (M,) of models (M, P); for a classifier, this is accuracy."""
         self._check_models(models)
-        return self.backend.evaluate(models)
+        y = self.store.y_test
+        if self.task.fast and self.task.metric == "accuracy":
+            loss, right, _ = self.backend.evaluate_cells(models, self._test)
+            return loss, right[:, 0] / len(y)
+        loss, metric = np.empty(len(models)), np.empty(len(models))
+        rows = slice(self.store.n_train, self.store.n_train + len(y))
+        at_once = max(1, _OUTPUTS // (len(y) * math.prod(self.output)))
+        for start in range(0, len(models), at_once):
+            for unit, outputs in enumerate(self.backend.outputs(models[start : start + at_once], rows), start):
+                predicted = self.store.to_target_units(outputs.cpu())
+                losses = self._losses(predicted, y)
+                loss[unit] = float(losses.double().mean())
+                with self._task_code():
+                    metric[unit] = self.task.measure(predicted, y, losses)
+        return loss, metric
 
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Test a classifier: loss (M,), right answers by cell (M, cells), right and all answers by class (M, 2, C)."""
@@ -298,7 +327,7 @@ class Engine:
         positions = np.asarray(positions, dtype=np.int64)
         if len(positions) and not 0 <= positions.min() <= positions.max() < self.store.n_train:
             raise InputError(f"Positions must be in [0, {self.store.n_train}), the training set.")
-        return self.backend.logits(models, positions)
+        return self.backend.outputs(models, torch.from_numpy(positions))
 
     def inputs(self, positions: IntArray) -> torch.Tensor:
         """Return training samples as a model sees them, ``(V, *sample)``: standardised, channels first."""
@@ -356,7 +385,13 @@ class Engine:
 
 
 def engine_kind(
-    flat: FlatModel, sample: tuple[int, ...], local: LocalTraining, device: torch.device, fast: bool
+    flat: FlatModel,
+    sample: tuple[int, ...],
+    local: LocalTraining,
+    device: torch.device,
+    task: Task,
+    dtype: torch.dtype = torch.float32,
+    precision: str = "tf32",
 ) -> str:
     """Return the fastest available way to train a model on a device, such as "compiled code on cpu".
 
@@ -364,14 +399,15 @@ def engine_kind(
     ----------
     sample : tuple of int
         Shape of a sample.
-    fast : bool
-        Whether anything but the plain loop supports the task.
+    dtype : torch.dtype
+        Of the samples.
     """
     how = _PLAIN
-    if fast and device.type == "cpu" and can_compile(read_layers(flat, sample), local):
+    if device.type == "cuda":
+        if stacking_obstacle(flat, sample, dtype, precision) is None:
+            how = _STACKED
+    elif task.fast and dtype == torch.float32 and precision != "bf16" and can_compile(read_layers(flat, sample), local):
         how = _COMPILED
-    elif fast and device.type == "cuda" and stacking_obstacle(flat, sample) is None:
-        how = _STACKED
     return f"{how} on {device.type}"
 
 

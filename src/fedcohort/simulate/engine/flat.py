@@ -1,4 +1,4 @@
-"""A model as one flat vector: parameters first, then floating-point buffers (running statistics), if any."""
+"""A model as one flat vector: what is trained first, then its buffers (running statistics), if any."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+
+from fedcohort.core.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -25,40 +27,49 @@ class Slot:
     def of(self, vectors: torch.Tensor) -> torch.Tensor:
         """View this tensor in ``vectors``, (P,) or (M, P)."""
         part = vectors[..., self.offset : self.offset + self.numel]
-        return part.view(*part.shape[:-1], *self.shape)
+        return part.view(part.shape[:-1] + self.shape)
 
 
 class FlatModel:
-    """A module and the flat vector it is loaded from and stored to.
+    """A module and the flat vectors it is loaded from and stored to.
 
-    The first ``n_trainable`` of ``n_params`` numbers are parameters, in the module's order; the rest are its
-    floating-point buffers, which travel with the model but get no gradient.
+    The first ``n_trainable`` of ``n_params`` numbers are the parameters that are trained, in the module's order. The
+    rest are its buffers, which travel with the model but get no gradient. Frozen parameters (``requires_grad`` False)
+    stay in the module: they are neither stored for each client, nor sent, nor averaged.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not trained or len({(p.dtype, p.device) for _, p in trained}) > 1:
+            raise InputError(
+                f"The model {type(module).__name__} must have parameters to train, all of one type and on one device.",
+                hint="parameters with requires_grad=False are frozen",
+            )
+        buffers = [(name, buffer) for name, buffer in module.named_buffers() if _travels(module, name, buffer)]
         self.slots: list[Slot] = []
-        offset = 0
-        tensors: list[tuple[str, torch.Tensor]] = list(module.named_parameters())
-        self.n_trainable = sum(p.numel() for _, p in tensors)
-        tensors += [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
-        for name, tensor in tensors:
-            self.slots.append(Slot(name, offset, tuple(tensor.shape)))
-            offset += tensor.numel()
-        self.n_params = offset
-        self._tensors = [tensor.data for _, tensor in tensors]  # .data, because autograd does not record copies into it
+        self.n_trainable = sum(p.numel() for _, p in trained)
+        self.n_params = 0
+        for name, tensor in (*trained, *buffers):
+            self.slots.append(Slot(name, self.n_params, tuple(tensor.shape)))
+            self.n_params += tensor.numel()
+        self._parameters = [p for _, p in trained]
+        self._owners = [(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name, _ in buffers]
+        self._arena: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
-    def stateful(self) -> bool:
-        """Whether the module has buffers, so that a forward pass in training changes it."""
-        return next(self.module.buffers(), None) is not None
+    def _tensors(self) -> list[torch.Tensor]:
+        # Buffers are looked up by name, because a module may put a new tensor in the place of an old one.
+        return [*self._parameters, *(getattr(owner, name) for owner, name in self._owners)]
 
+    @torch.no_grad()
     def load(self, vector: torch.Tensor) -> nn.Module:
         """Copy ``vector`` (P,) into the module and return it."""
         for slot, tensor in zip(self.slots, self._tensors, strict=True):
-            tensor.copy_(slot.of(vector))
+            tensor.copy_(_as_dtype(slot.of(vector), tensor.dtype))
         return self.module
 
+    @torch.no_grad()
     def store(self, vector: torch.Tensor) -> None:
         """Copy the module into ``vector`` (P,)."""
         for slot, tensor in zip(self.slots, self._tensors, strict=True):
@@ -66,6 +77,75 @@ class FlatModel:
 
     def vector(self) -> torch.Tensor:
         """Return the module as a new flat vector (P,)."""
-        result = torch.empty(self.n_params, dtype=self._tensors[0].dtype)
+        result = torch.empty(self.n_params, dtype=self._parameters[0].dtype, device=self._parameters[0].device)
         self.store(result)
         return result
+
+    def arena(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the trained parameters and their gradients, each as one tensor that the module computes with.
+
+        So a step of SGD is a few operations, instead of a few for every parameter. Each parameter begins at a multiple
+        of 64 bytes, as it does when torch allocates it: the order of a sum may depend on where its numbers are.
+        """
+        if self._arena is None:
+            first = self._parameters[0].detach()
+            size = sum(_padded(p.numel()) for p in self._parameters)
+            self._arena = first.new_zeros(size), first.new_zeros(size)
+            for parameter, part in zip(self._parameters, self._parts(self._arena[0]), strict=True):
+                part.copy_(parameter.detach())
+                parameter.data = part
+        for parameter, part in zip(self._parameters, self._parts(self._arena[1]), strict=True):
+            parameter.grad = part
+        return self._arena
+
+    def to_arena(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return the first ``n_trainable`` numbers of ``vector`` where :meth:`arena` has them."""
+        result = torch.zeros_like(self.arena()[0])
+        for slot, part in zip(self.slots, self._parts(result), strict=False):
+            part.copy_(slot.of(vector))
+        return result
+
+    def from_arena(self, values: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy what :meth:`arena` gives into the first ``n_trainable`` numbers of ``out``."""
+        for slot, part in zip(self.slots, self._parts(values), strict=False):
+            slot.of(out).copy_(part)
+
+    def _parts(self, arena: torch.Tensor) -> list[torch.Tensor]:
+        parts = torch.split(arena, [_padded(p.numel()) for p in self._parameters])
+        return [part[: p.numel()].view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+
+    def tensors(self, weights: torch.Tensor, state: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the module's tensors by name, as ``torch.func.functional_call`` takes them.
+
+        Parameters
+        ----------
+        weights, state : (n_trainable,) and (n_params - n_trainable,) tensors
+            The two parts of a vector. The result shares their memory, except for buffers of integers.
+        """
+        result = {}
+        for slot, tensor in zip(self.slots, self._tensors, strict=True):
+            if slot.offset < self.n_trainable:
+                result[slot.name] = slot.of(weights)
+            else:
+                part = Slot(slot.name, slot.offset - self.n_trainable, slot.shape).of(state)
+                result[slot.name] = _as_dtype(part, tensor.dtype)
+        return result
+
+
+def _padded(numel: int) -> int:
+    return -(-numel // 16) * 16
+
+
+def _travels(module: nn.Module, name: str, buffer: torch.Tensor) -> bool:
+    """Whether a buffer is part of the vector: not if it is a mask, or a count that changes no result."""
+    if buffer.dtype == torch.bool or not buffer.numel():
+        return False
+    owner = module.get_submodule(name.rpartition(".")[0])
+    # Batch normalisation counts its batches, but only with momentum None does the count matter.
+    counted = isinstance(owner, nn.modules.batchnorm._NormBase) and name.endswith("num_batches_tracked")
+    return not counted or getattr(owner, "momentum", 0) is None
+
+
+def _as_dtype(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    # An average of equal whole numbers may be a little below them.
+    return part.to(dtype) if dtype.is_floating_point else part.round().to(dtype)

@@ -223,14 +223,6 @@ class NativeBackend:
         self._run(units[spans.count > 0], _WIDTH)
         return out
 
-    def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
-        """Return test loss (M,) and accuracy (M,)."""
-        y = self._store.y_test
-        loss, right = np.empty(len(models)), np.empty(len(models))
-        for rows, losses, predicted in self._answers(models, self._store.n_train, y):
-            loss[rows], right[rows] = losses, (predicted == y).numpy().mean(1)
-        return loss, right
-
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the loss (M,), right answers by cell (M, cells), and right and all answers by class (M, 2, C)."""
         y, cell = torch.as_tensor(test.y), torch.as_tensor(test.cell)
@@ -255,9 +247,9 @@ class NativeBackend:
             self._score(models, Spans(rows, 0 * rows, 0 * rows + len(y)), 0 * rows + address(positions), wanted, label)
             yield rows, by_label.numpy().mean(1), predicted
 
-    def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
-        """Return logits (M, V, C) on training samples."""
-        rows = torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
+    def outputs(self, models: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
+        """Return logits (M, V, C) on rows of the data."""
+        rows = torch.arange(len(self._store.x))[rows]
         out = torch.empty(len(models), len(rows), self._classes)
         index = np.arange(len(models))
         spans = Spans(index, 0 * index, 0 * index + len(rows))
@@ -347,7 +339,7 @@ def try_out(path: str) -> None:
     logits = module(x)
     wanted = torch.autograd.grad(nn.functional.cross_entropy(logits, y), list(module.parameters()))
     vector = flat.vector()[None]
-    if not torch.allclose(backend.logits(vector, np.arange(70))[0], logits, rtol=1e-4, atol=1e-5):
+    if not torch.allclose(backend.outputs(vector, slice(0, 70))[0], logits, rtol=1e-4, atol=1e-5):
         raise RuntimeError("its logits differ from torch's")
     zero = np.zeros(1, np.int64)
     got = backend.gradients(vector, Spans(zero, zero, zero + 70))[0]

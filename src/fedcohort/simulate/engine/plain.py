@@ -1,4 +1,4 @@
-"""Train locally in the obvious way: one model, one loop, ``torch.optim.SGD``.
+"""Train locally in the obvious way: one model, one loop, plain SGD.
 
 The other backends are tested against this definition. It also trains models that cannot be batched, and runs on the
 clients of a live federation.
@@ -6,6 +6,7 @@ clients of a live federation.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -15,6 +16,9 @@ from torch import nn
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.simulate.engine.crops import crop, crop_table
+from fedcohort.simulate.engine.flat import FlatModel
+from fedcohort.simulate.engine.layer_rules import LayerRules
+from fedcohort.simulate.engine.precision import autocast
 from fedcohort.simulate.own_code import own_code
 from fedcohort.training.local import BatchPlan, LocalTraining
 from fedcohort.training.losses import cross_entropy, robust_from_cross_entropies
@@ -40,7 +44,7 @@ def pseudo_labels(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def train_plain(
-    model: nn.Module,
+    model: nn.Module | FlatModel,
     x: torch.Tensor,
     y: torch.Tensor,
     plan: BatchPlan,
@@ -52,12 +56,14 @@ def train_plain(
     correction: torch.Tensor | None = None,
     crops: IntArray | None = None,
     losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    keys: IntArray | None = None,
+    precision: str = "tf32",
 ) -> None:
-    """Train ``model`` in place for one round on one client's samples.
+    """Train ``model`` in place for one round on one client's samples, with the steps of ``torch.optim.SGD``.
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : torch.nn.Module or FlatModel
         The global model; afterwards the client's.
     x, y : torch.Tensor
         The client's training samples (n, ...) and labels (n,).
@@ -77,16 +83,23 @@ def train_plain(
         Loss of each sample (n,), from outputs and targets; default: what ``local`` says.
     crops : array of int, optional
         From :func:`fedcohort.training.local.crop_plan`; needed if ``local.augment``.
+    keys : array of int, optional
+        (steps,) from :func:`~fedcohort.simulate.engine.layer_rules.stream_keys`, for dropout and other random layers;
+        default: torch's generator.
+    precision : str
+        See :func:`~fedcohort.simulate.engine.precision.autocast`.
     """
     _check(x, y, local, crops)
-    parameters = list(model.parameters())
-    start = [p.detach().clone() for p in parameters] if prox else []
-    corrections = [] if correction is None else _split_like(correction, parameters)
-    pseudo = pseudo_labels(model, x) if local.loss == "robust" else None
+    flat = model if isinstance(model, FlatModel) else FlatModel(model)
+    module = flat.module
+    weights, gradient = flat.arena()
+    velocity = torch.zeros_like(weights) if local.momentum else None
+    start = weights.clone() if prox else None
+    shift = None if correction is None else flat.to_arena(correction)
+    pseudo = pseudo_labels(module, x) if local.loss == "robust" else None
     rates = local.lr_schedule(round, len(plan.counts), batches_per_epoch or local.batches_per_epoch(len(x)))
     table = crop_table(tuple(x.shape[1:])).to(x.device) if crops is not None else None
-    optimizer = torch.optim.SGD(parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
-    model.train()
+    module.train()
     for step, (row, count) in enumerate(zip(plan.indices, plan.counts, strict=True)):
         batch = torch.as_tensor(row[:count], device=x.device)
         images = x[batch]
@@ -94,24 +107,30 @@ def train_plain(
             which = torch.as_tensor(crops[step, :count], device=x.device)
             images = crop(images.flatten(1), table, which).view_as(images)
         targets = y[batch]
-        optimizer.zero_grad()
-        with own_code():
-            logits = model(images)
-        if losses is not None:
-            loss = losses(logits, targets).mean()
-        elif pseudo is None:
-            loss = F.cross_entropy(logits, targets)
-        else:
-            loss = robust_loss(logits, targets, pseudo[batch], local).mean()
-        with own_code():
-            loss.backward()  # type: ignore[no-untyped-call]
-        # Without prox or a correction, the list is empty, and the gradient keeps exactly the bits of the loss's.
-        for p, origin in zip(parameters, start, strict=False):
-            p.grad.add_(p.detach() - origin, alpha=prox)  # type: ignore[union-attr]  # backward has filled it
-        for p, shift in zip(parameters, corrections, strict=False):
-            p.grad.add_(shift)  # type: ignore[union-attr]
-        optimizer.param_groups[0]["lr"] = float(rates[step])
-        optimizer.step()
+        gradient.zero_()
+        rules = contextlib.nullcontext() if keys is None else LayerRules(torch.tensor(int(keys[step]), device=x.device))
+        with torch.enable_grad():
+            with own_code(), autocast(precision, x.device), rules:
+                logits = module(images)
+            logits = logits.to(weights.dtype)
+            if losses is not None:
+                loss = losses(logits, targets).mean()
+            elif pseudo is None:
+                loss = F.cross_entropy(logits, targets)
+            else:
+                loss = robust_loss(logits, targets, pseudo[batch], local).mean()
+            with own_code():
+                loss.backward()  # type: ignore[no-untyped-call]
+        # From here on one pass over the whole vector each, instead of one over every parameter.
+        if start is not None:
+            gradient.add_(weights - start, alpha=prox)
+        if shift is not None:
+            gradient.add_(shift)
+        if local.weight_decay:
+            gradient.add_(weights, alpha=local.weight_decay)
+        if velocity is not None:
+            velocity.mul_(local.momentum).add_(gradient)
+        weights.sub_(gradient if velocity is None else velocity, alpha=float(rates[step]))
 
 
 def _check(x: torch.Tensor, y: torch.Tensor, local: LocalTraining, crops: IntArray | None) -> None:
@@ -119,10 +138,3 @@ def _check(x: torch.Tensor, y: torch.Tensor, local: LocalTraining, crops: IntArr
         raise InputError(f"Crops go with 'augment', which is {local.augment} here. Got {crops!r}.")
     if len(x) != len(y):
         raise InputError(f"A client has {len(x)} samples but {len(y)} labels.")
-
-
-def _split_like(vector: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    """Cut a flat vector into the shapes of the parameters; the rest belongs to buffers."""
-    sizes = [p.numel() for p in parameters]
-    parts = torch.split(vector[: sum(sizes)], sizes)
-    return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]

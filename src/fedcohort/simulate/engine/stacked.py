@@ -4,20 +4,25 @@ A :class:`StackedNet` computes logits and, from the derivative with respect to t
 Dense layers and convolutions are written out by hand as batched matrix products; images are channels-last, so the
 product of the unfolded patches with the kernels is the next layer's image, with no permutation in between. On a GPU,
 convolutions are fused kernels instead; see :mod:`fedcohort.simulate.engine.fused`. Modules that are not a stack of
-known layers go through ``torch.func``.
+known layers go through ``torch.func``; see :mod:`fedcohort.simulate.engine.layer_rules`.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedcohort.simulate.engine.flat import FlatModel, Slot
 from fedcohort.simulate.engine.images import fold, patches, pool, unpool
+from fedcohort.simulate.engine.layer_rules import LayerRules, prepare_for_stack
 from fedcohort.simulate.engine.layers import Convolution, Dense, MaxPool, Norm, Relu, read_layers
+from fedcohort.simulate.engine.modules import draws_random_numbers
+from fedcohort.simulate.engine.precision import autocast
 from fedcohort.simulate.own_code import own_code
 
 if TYPE_CHECKING:
@@ -37,6 +42,9 @@ class StackedNet:
     order: torch.Tensor  # (Q,) vector[i] = flat[order[i]], or zero if order[i] = P
     trainable: int  # T
     features: torch.Tensor | None = None  # (F,) how to permute the channels-first features of a sample
+    draws = False  # whether training draws random numbers, and needs keys
+    pads = True  # whether batches of different sizes can be padded to one
+    couples = False  # whether an output depends on the other samples in evaluation, too
 
     def logits(
         self,
@@ -44,11 +52,13 @@ class StackedNet:
         x: torch.Tensor,
         saved: Saved | None = None,
         present: torch.Tensor | None = None,
+        key: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the logits (J, B, C) of ``x`` (J or 1, B, F); what the backward pass needs goes into ``saved``.
 
         With ``present`` (J, B), this is a training pass: batches are normalised by their own statistics, and the
-        running statistics follow. ``present`` is 1 for the samples of a batch and 0 for padding.
+        running statistics follow. ``present`` is 1 for the samples of a batch and 0 for padding. ``key`` (J,) has the
+        keys of random layers.
         """
         raise NotImplementedError(type(self).__name__)
 
@@ -57,20 +67,55 @@ class StackedNet:
         raise NotImplementedError(type(self).__name__)
 
 
+class _WithState(nn.Module):
+    """A module that also returns its buffers as they are after the pass, one vector."""
+
+    def __init__(self, inner: nn.Module, buffers: list[str]) -> None:
+        super().__init__()
+        self.inner, self.names = inner, buffers
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = self.inner(x)
+        # Looked up only now, because a module may have put a new tensor in a buffer's place.
+        state = [self.inner.get_buffer(name).detach().reshape(-1).float() for name in self.names]
+        return outputs, torch.cat(state) if state else outputs.new_zeros(0)
+
+
 class FunctionalNet(StackedNet):
-    """Any module without state, by ``vmap`` over ``torch.func.vjp``."""
+    """Any module, by ``vmap`` over a functional call of it, with :class:`LayerRules`.
 
-    def __init__(self, flat: FlatModel, sample: tuple[int, ...]) -> None:
-        self.flat, self.sample = flat, sample
-        self.n_params = self.trainable = flat.n_params
+    Parameters
+    ----------
+    flat : FlatModel
+        The architecture; copied.
+    sample : tuple of int
+        Shape of a sample.
+    dtype : torch.dtype
+        Of the samples.
+    """
+
+    def __init__(self, flat: FlatModel, sample: tuple[int, ...], dtype: torch.dtype, precision: str) -> None:
+        self.flat = FlatModel(prepare_for_stack(copy.deepcopy(flat.module)))
+        self.sample, self.dtype, self.precision = sample, dtype, precision
+        self.n_params, self.trainable = flat.n_params, flat.n_trainable
         self.order = torch.arange(flat.n_params)
+        buffers = [slot.name for slot in flat.slots if slot.offset >= flat.n_trainable]
+        self._module = _WithState(self.flat.module, buffers)
+        self.draws = draws_random_numbers(flat.module, sample, dtype)[0]
+        self._try_out()
 
-    def _one(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        tensors = {slot.name: slot.of(vector) for slot in self.flat.slots}
-        samples = x.view(len(x), *self.sample)
-        with own_code():
-            result: torch.Tensor = torch.func.functional_call(self.flat.module, tensors, (samples,))
-        return result
+    def to(self, device: torch.device) -> None:
+        """Move what is not in the vectors, such as frozen parameters, to a device."""
+        self._module.to(device)
+
+    def _one(
+        self, weights: torch.Tensor, state: torch.Tensor, x: torch.Tensor, present: Any, key: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tensors = {f"inner.{name}": value for name, value in self.flat.tensors(weights, state).items()}
+        rules = LayerRules(key, stacked=True, present=present if self.pads else None)
+        with own_code(), autocast(self.precision, x.device), rules:
+            outputs, after = torch.func.functional_call(self._module, tensors, (x.view(len(x), *self.sample),))
+        return outputs.float(), after
 
     def logits(
         self,
@@ -78,23 +123,83 @@ class FunctionalNet(StackedNet):
         x: torch.Tensor,
         saved: Saved | None = None,
         present: torch.Tensor | None = None,
+        key: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the logits (J, B, C)."""
+        """Return the outputs (J, B, ...)."""
+        self._module.train(present is not None)
+        weights, state = vectors[:, : self.trainable].detach(), vectors[:, self.trainable :].clone()
         if saved is not None:
-            saved.append(x)
+            weights.requires_grad_()
         shared = x.shape[0] == 1 and len(vectors) != 1
-        mapped = torch.func.vmap(self._one, in_dims=(0, None if shared else 0), randomness="error")
-        result: torch.Tensor = mapped(vectors, x[0] if shared else x)
+        arguments = (weights, state, x[0] if shared else x, present, key)
+        places = (0, 0, None if shared else 0, None if present is None else 0, None if key is None else 0)
+        with torch.set_grad_enabled(saved is not None):
+            mapped = torch.func.vmap(self._one, in_dims=places, randomness="error")
+            outputs, after = mapped(*arguments)
+        if saved is not None:
+            # A job that is done, or has no such step, keeps its state.
+            state = vectors[:, self.trainable :]
+            if present is not None:
+                state = torch.where(present.amax(1, keepdim=True) == 0, state, after)
+            saved += [weights, outputs, state]
+        result: torch.Tensor = outputs.detach()
         return result
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> None:
         """Write the gradient."""
+        state, outputs, weights = saved.pop(), saved.pop(), saved.pop()
+        # Jobs do not depend on each other, so the derivative of their sum has every job's own gradient.
+        (gradient,) = torch.autograd.grad(outputs, weights, delta)
+        out[:, : self.trainable].copy_(gradient)
+        # Only now: the backward pass needs the vectors as they were in the forward pass.
+        vectors[:, self.trainable :] = state
 
-        def pull(vector: torch.Tensor, x: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = torch.func.vjp(lambda v: self._one(v, x), vector)[1](cotangent)[0]
-            return result
+    def _try_out(self) -> None:
+        """Compare a small stack with the plain loop, and see what padding changes; raise if it has no stacked form."""
+        shape = (3, math.prod(self.sample))
+        x = torch.linspace(-2, 2, math.prod(shape)).sin() if self.dtype.is_floating_point else torch.zeros(shape)
+        x = x.view(shape).to(self.dtype)
+        alone = self._pass(x[:2], torch.ones(2))
+        if not self._near(self._plain_pass(x[:2]), [part[0] for part in alone]):
+            raise NotImplementedError("its stacked form computes something else")
+        # Padding comes after the samples, so what is drawn for them stays the same, if the batch is the first axis.
+        self.pads = True
+        padded = self._pass(x, torch.tensor([1.0, 1.0, 0.0]))
+        self.pads = self._near([padded[0][:, :2], *padded[1:]], alone)
+        vectors = self.flat.vector().expand(2, -1)
+        with torch.no_grad():
+            self.couples = not self._near([self.logits(vectors, x[None])[:, :2]], [self.logits(vectors, x[None, :2])])
 
-        out.copy_(torch.func.vmap(pull, randomness="error")(vectors, saved.pop(), delta))
+    def _near(self, one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+        tolerance = 0.05 if self.precision == "bf16" else 1e-3
+        return all((a - b).norm() <= tolerance * b.norm() + 1e-6 for a, b in zip(one, other, strict=True))
+
+    def _pass(self, x: torch.Tensor, present: torch.Tensor) -> list[torch.Tensor]:
+        """Do one pass of training for two models; return their outputs, gradients and next vectors."""
+        vectors = torch.stack([self.flat.vector(), 0.5 * self.flat.vector()])
+        saved: Saved = []
+        key = torch.arange(2) if self.draws else None
+        gradient = torch.zeros_like(vectors)
+        outputs = self.logits(vectors, x.expand(2, *x.shape), saved, present.expand(2, -1), key)
+        self.backward(vectors, saved, _slopes(outputs) * present.view(-1, *(1,) * (outputs.ndim - 2)), gradient)
+        return [outputs, gradient, vectors]
+
+    def _plain_pass(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Do the same for the first model in the plain loop."""
+        flat = FlatModel(copy.deepcopy(self.flat.module).train())
+        gradient, after = torch.zeros(flat.n_params), torch.empty(flat.n_params)
+        flat.arena()
+        rules = LayerRules(torch.tensor(0) if self.draws else None)
+        with torch.enable_grad(), own_code(), autocast(self.precision, x.device), rules:
+            outputs = flat.module(x.view(len(x), *self.sample)).float()
+        outputs.backward(_slopes(outputs))
+        flat.from_arena(flat.arena()[1], gradient)
+        flat.store(after)
+        return [outputs.detach(), gradient, after]
+
+
+def _slopes(outputs: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(outputs).cumsum(-1).cos()
 
 
 class _Layer:
@@ -349,6 +454,7 @@ class LayerNet(StackedNet):
         x: torch.Tensor,
         saved: Saved | None = None,
         present: torch.Tensor | None = None,
+        key: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the logits (J, B, C)."""
         if self.image is not None:
@@ -367,27 +473,34 @@ class LayerNet(StackedNet):
                 return
 
 
-def stack(flat: FlatModel, sample: tuple[int, ...]) -> StackedNet:
+def stack(
+    flat: FlatModel, sample: tuple[int, ...], dtype: torch.dtype = torch.float32, precision: str = "tf32"
+) -> StackedNet:
     """Return the stacked form of a module for which :func:`stacking_obstacle` returns None."""
-    return _layer_net(flat, sample) or FunctionalNet(flat, sample)
+    # The layers written by hand have no bfloat16.
+    layers = _layer_net(flat, sample) if precision != "bf16" and dtype == torch.float32 else None
+    return layers or FunctionalNet(flat, sample, dtype, precision)
 
 
-def stacking_obstacle(flat: FlatModel, sample: tuple[int, ...]) -> str | None:
-    """Return why ``flat`` cannot be trained as a stack, or None if it can."""
-    net = stack(flat, sample)
-    if isinstance(net, LayerNet):
-        return None
-    if flat.stateful:
-        return "it keeps state of its own, such as running statistics, and is no nn.Sequential of known layers"
-    # Tried with two models and two samples, because vmap fails only when it is used.
-    vectors = flat.vector().expand(2, -1).clone()
-    saved: Saved = []
+def stacking_obstacle(
+    flat: FlatModel, sample: tuple[int, ...], dtype: torch.dtype = torch.float32, precision: str = "tf32"
+) -> str | None:
+    """Return why ``flat`` cannot be trained as a stack, and in which layer, or None if it can."""
+    path: list[str] = []  # the layers that are being computed, the innermost last
+    hooks = []
+    for name, layer in flat.module.named_modules():
+        label = f"{name} ({type(layer).__name__})"
+        hooks.append(layer.register_forward_pre_hook(lambda *_, label=label: path.append(label)))
+        hooks.append(layer.register_forward_hook(lambda *_: path.pop() and None))
+    # Tried, because vmap fails only when it is used; the copies in the stack have the hooks, too.
     try:
-        with torch.no_grad():
-            logits = net.logits(vectors, torch.zeros(2, 2, math.prod(sample)), saved)
-            net.backward(vectors, saved, torch.zeros_like(logits), torch.empty_like(vectors))
+        stack(flat, sample, dtype, precision)
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        return str(error.__cause__ or error).strip().partition("\n")[0]
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        return f"in the layer {path[-1].lstrip()}: {reason}" if path else reason
+    finally:
+        for hook in hooks:
+            hook.remove()
     return None
 
 

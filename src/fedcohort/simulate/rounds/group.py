@@ -99,7 +99,7 @@ class Group:
             local=first.local,
             device=device,
             workers=workers,
-            tf32=first.options.tf32,
+            precision=first.options.precision,
             task=first.task,
             copies=views.copies,
         )

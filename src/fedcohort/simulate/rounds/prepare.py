@@ -65,13 +65,14 @@ class PreparedExperiment:
         """Return what kind of engine would train a group on this machine."""
         place = self.groups[number][0]
         plan, dataset = self.experiment.plans[place], self.datasets[self.data_keys[place]]
-        integers = dataset.x_train.dtype.kind == "i"
         return engine_kind(
             FlatModel(_model(plan, dataset)),
             sample_shape(dataset.x_train),
             plan.local,
             choose_device(device),
-            plan.task.fast and not integers,
+            plan.task,
+            torch.int64 if dataset.x_train.dtype.kind == "i" else torch.float32,
+            plan.options.precision,
         )
 
     def group(self, number: int, *, journals: Path | None, device: str, workers: int | None) -> Group:
@@ -258,8 +259,6 @@ def _check_model(plan: RunPlan, dataset: Dataset) -> list[torch.Size]:
     """
     task = plan.task
     shapes = [value.shape for value in _model(plan, dataset).parameters()]
-    if task.fast:
-        return shapes
     targets = torch.as_tensor(dataset.y_test[:2])
     outputs = torch.zeros(len(targets), *_output(dataset))
     try:

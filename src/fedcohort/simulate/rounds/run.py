@@ -99,9 +99,8 @@ def check_fits(plan: RunPlan) -> None:
     task, where = plan.task, f"the task {plan.task.name!r} of run {plan.id!r}"
     if plan.local.loss == "robust" and not task.fast:
         raise InputError(
-            f"The robust loss needs a classifier's cross-entropies; {where} has the loss {task.loss!r} and the "
-            f"metric {task.metric!r}.",
-            hint="leave out local.loss, or task.loss and task.metric",
+            f"The robust loss needs a classifier's cross-entropies; {where} has the loss {task.loss!r}.",
+            hint="leave out local.loss, or task.loss",
         )
     if task.has_classes:
         return

@@ -21,7 +21,6 @@ from fedcohort.core.errors import InputError
 from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.store import standardisation
-from fedcohort.simulate.models import build_model
 from fedcohort.training.aggregators import Server
 
 if TYPE_CHECKING:
@@ -51,9 +50,7 @@ class ServerSamples(Server):
                 f"The server's samples must be of shape {engine.sample}, which the model takes. "
                 f"Got {tuple(inputs.shape[1:])}."
             )
-        with torch.random.fork_rng(devices=[]):
-            module = build_model(engine.model, engine.sample, engine.classes)
-        self._flat = FlatModel(module.to(engine.device).eval())
+        self._flat = FlatModel(copy.deepcopy(engine.flat.module).to(engine.device).eval())
         self._inputs = inputs.to(engine.device)
         self._labels = None
         if labels is not None:
@@ -89,10 +86,8 @@ class ServerSamples(Server):
                 done += 1
 
     def _outputs(self, model: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        fixed = model.detach()  # running statistics have no gradient
-        tensors = {
-            slot.name: slot.of(model if slot.offset < self._flat.n_trainable else fixed) for slot in self._flat.slots
-        }
+        trained = self._flat.n_trainable
+        tensors = self._flat.tensors(model[:trained], model[trained:].detach())  # running statistics have no gradient
         outputs: torch.Tensor = torch.func.functional_call(self._flat.module, tensors, (inputs,))
         return outputs
 
