@@ -25,6 +25,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.text import short_repr
 
@@ -62,21 +64,16 @@ class Interval(Constraint):
     def admits(self, value: object) -> bool:
         """Whether ``value`` is a number of this kind in the interval."""
         kind = numbers.Integral if self.kind is int else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, kind):
+        # To NumPy a time span is an integer, and to Python a bool is.
+        if isinstance(value, (bool, np.timedelta64)) or not isinstance(value, kind):
             return False
         try:
-            number = float(value)
+            finite = math.isfinite(value)
         except OverflowError:  # an integer of more than 300 digits
             return False
-        if not math.isfinite(number):
-            return False
-        # Large integers are compared exactly, without rounding to float.
-        return self._contains(int(value) if isinstance(value, numbers.Integral) else number)
-
-    def _contains(self, number: float) -> bool:
         low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
-        above = number > low or (number == low and self.closed in ("left", "both"))
-        return above and (number < high or (number == high and self.closed in ("right", "both")))
+        above = value > low or (value == low and self.closed in ("left", "both"))
+        return finite and above and (value < high or (value == high and self.closed in ("right", "both")))
 
     def describe(self) -> str:
         """Name the kind and the interval."""

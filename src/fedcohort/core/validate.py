@@ -8,14 +8,13 @@ Only what a selector's own code raises becomes a :class:`~fedcohort.core.errors.
 >>> integer(0, "'size'", least=1)
 Traceback (most recent call last):
     ...
-fedcohort.core.errors.InputError: 'size' must be a whole number of at least 1. Got 0.
+fedcohort.core.errors.InputError: 'size' must be an integer in [1, inf). Got 0.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ import numpy as np
 
 from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.errors import InputError
+from fedcohort.core.params import Constraint, Interval, OneOf
 from fedcohort.core.text import short_repr
 
 T = TypeVar("T")
@@ -44,28 +44,20 @@ def instance(value: object, kind: type[T], what: str, allowed: str | None = None
     return value
 
 
+def _admitted(value: object, constraint: Constraint, what: str) -> Any:
+    if not constraint.admits(value):
+        raise input_error(what, constraint.describe(), value)
+    return value
+
+
 def integer(value: object, what: str, least: int | None = None, most: int | None = None) -> int:
-    """Return a whole number within bounds; True and 1.0 are refused."""
-    # To NumPy a time span is an integer, and to Python a bool is.
-    fits = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
-    if not fits or (least is not None and value < least) or (most is not None and value > most):  # type: ignore[operator]
-        bounds = ""
-        if least is not None:
-            bounds = f" of at least {least}" if most is None else f" from {least} to {most}"
-        raise input_error(what, f"a whole number{bounds}", value)
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    """Return an integer within bounds; True and 1.0 are refused."""
+    return int(_admitted(value, Interval(int, least, most), what))
 
 
 def number(value: object, what: str, least: float | None = None) -> float:
-    """Return a number that is not NaN; True is refused."""
-    fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, (bool, np.timedelta64))
-    try:
-        result = float(value) if fits else float("nan")  # type: ignore[arg-type]
-    except OverflowError:
-        result = float("nan")
-    if math.isnan(result) or (least is not None and result < least):
-        raise input_error(what, "a number" + ("" if least is None else f" of at least {least:g}"), value)
-    return result
+    """Return a finite number within bounds; True is refused."""
+    return float(_admitted(value, Interval(float, least, None), what))
 
 
 def text(value: object, what: str) -> str:
@@ -95,18 +87,9 @@ def path(value: object, what: str) -> Path:
     return Path(name)
 
 
-def one_of(value: object, options: Collection[T], what: str) -> T:
-    """Return the option equal to ``value``."""
-    for option in options:
-        if type(value) is type(option) and value == option:
-            return option
-    raise input_error(what, "one of " + ", ".join(map(repr, options)), value)
-
-
-def function(value: object, what: str) -> Callable[..., Any]:
-    """Return something that can be called."""
-    if not callable(value):
-        raise input_error(what, "a function", value)
+def one_of(value: T, options: Collection[T], what: str) -> T:
+    """Return ``value`` if it is one of the options."""
+    _admitted(value, OneOf(tuple(options)), what)
     return value
 
 

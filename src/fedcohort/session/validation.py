@@ -30,7 +30,7 @@ from fedcohort.core.protocol import (
 from fedcohort.core.selector_spec import selector_name
 from fedcohort.core.signals import Known, Signal
 from fedcohort.core.text import short_repr
-from fedcohort.core.validate import array, boolean, input_error, instance, listing
+from fedcohort.core.validate import array, boolean, input_error, instance, integer, listing
 from fedcohort.core.validate import numbers as numbers_of
 from fedcohort.journal import ReplyBlock, ReplyRow
 from fedcohort.journal.codec import as_json
@@ -192,9 +192,7 @@ def check_size(size: int | None, n: int) -> int | None:
     """Return a cohort size between 1 and ``n``, or None."""
     if size is None:
         return None
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise InputError(f"The cohort size must be a whole number of at least 1, or None. Got {short_repr(size)}.")
-    if size > n:
+    if integer(size, "The cohort size", least=1) > n:
         raise InputError(
             f"The cohort size must not exceed the federation's {n} clients. Got {size}.",
             hint="size=None asks for all available clients",
