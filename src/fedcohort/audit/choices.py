@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from fedcohort.core.files import read_file
 from fedcohort.core.protocol import Selector, Status
 from fedcohort.core.selector_spec import described_name, rebuild_selector, selector_name
 from fedcohort.core.validate import instance, integer, mapping, text
-from fedcohort.journal import CohortRow, Journal, ReplyBlock, read_journal
-from fedcohort.journal.chain import TAGS, Link, links, table_of
+from fedcohort.journal import Journal, ReplyBlock, read_journal
+from fedcohort.journal.chain import TAGS, links, table_of
 from fedcohort.journal.codec import unpack_many
 from fedcohort.journal.events import (
     ABANDONED,
@@ -171,7 +171,7 @@ def confirm(
     return audit.run(seed, receipts or {}, public)
 
 
-class CannotBeConfirmed(DoesNotFollow):
+class _CannotBeConfirmed(DoesNotFollow):
     """The record follows, or is not complete enough to tell, but it does not show that the server was honest."""
 
 
@@ -181,7 +181,12 @@ class _Audit(Replay):
     def __init__(self, journal: Journal, meta: Mapping[str, Any], selector: Selector[Any]) -> None:
         super().__init__(journal, meta, selector)
         self.chain = list(links(journal.database.connection))
-        self.rows = dict(_rows(journal))
+        # By tagged digest, the table and the key of each row.
+        self.rows = {
+            TAGS[name] + table.digest(salt, row): (name, tuple(row[: len(table.key)]))
+            for name, table in TABLES.items()
+            for salt, *row in journal.database.fetch(f"SELECT salt, {table.names} FROM {name}")
+        }
         self.facts: dict[str, bytes] = {}
         self.abandoned = {int(b["ticket"]): str(b["reason"]) for b in journal.events(ABANDONED)}
         self.answers: dict[int, Mapping[str, AnyArray]] = {}
@@ -202,9 +207,16 @@ class _Audit(Replay):
         try:
             if seed is not None and seed != self.meta["seed"]:
                 raise DoesNotFollow(f"The recorded seed is {self.meta['seed']}, but {seed} was agreed on.")
-            self._check_beginning()
+            begun = {self.rows[digest] for digest in self.chain[0].added if digest in self.rows}
+            for key in sorted(self.meta.keys() & _FIXED):
+                if ("meta", (key,)) not in begun:
+                    raise DoesNotFollow(f"What is stored under {key!r} was changed after it was recorded.")
             gone = Counter(table_of(d) for link in self.chain for d in link.added if d not in self.rows)
-            deleted = sum(_deleted_metrics(link) for link in self.chain)
+            # A link that replaces metrics adds as many as it removes.
+            deleted = 0
+            for link in self.chain:
+                added, less = (Counter(map(table_of, digests))["metrics"] for digests in (link.added, link.removed))
+                deleted += max(less - added, 0)
             self.recorded_again = gone["metrics"] - deleted
             removed = sum(gone[table] for table in _ONCE) + deleted
             if not removed:  # a session cannot be replayed past a gap
@@ -216,14 +228,12 @@ class _Audit(Replay):
                 raise self._removed_error(removed)
             if self.session is not None:
                 compare_states(self.journal, self.playing)
-            self._judge()
-        except CannotBeConfirmed as broken:
+            self._remark()
+            self._refuse_freedom()
+        except _CannotBeConfirmed as broken:
             problem = str(broken)
         except DoesNotFollow as broken:
             problem, wrong = str(broken), True
-        return self._result(problem, wrong)
-
-    def _result(self, problem: str | None, wrong: bool) -> AuditResult:
         names = self.final.names
         drawn, abandoned, unexplained = self._draws()
         return AuditResult(
@@ -248,13 +258,6 @@ class _Audit(Replay):
         return drawn, abandoned, [ticket for ticket in abandoned if not self._has_failure(ticket)]
 
     # -- is the record complete? ---------------------------------------------------------------------------------------
-
-    def _check_beginning(self) -> None:
-        """Raise an error if the seed, the selector or the like was replaced by a later link."""
-        begun = {self.rows[digest] for digest in self.chain[0].added if digest in self.rows}
-        changed = [key for key in self.meta if key in _FIXED and ("meta", (key,)) not in begun]
-        if changed:
-            raise DoesNotFollow(f"What is stored under {changed[0]!r} was changed after it was recorded.")
 
     def _check_receipts(self, receipts: Mapping[str, str], public: str | None) -> None:
         seen = {link.head.link.hex() for link in self.chain}
@@ -288,7 +291,7 @@ class _Audit(Replay):
             return DoesNotFollow(
                 f"{removed} parts of the record are gone, and no event says that they were pruned or forgotten."
             )
-        return CannotBeConfirmed(
+        return _CannotBeConfirmed(
             f"No round can be recomputed: {' and '.join(reasons)}. The chain itself holds; audit an earlier copy, or "
             "rely on an earlier audit."
         )
@@ -375,15 +378,12 @@ class _Audit(Replay):
             self.excluded.update(self.final.names_of(np.array(sorted(excluded), np.int64)))
             self.singled_out |= bool(rules.blocked or rules.paused or rules.pinned or rules.eligible)
             if len(row.clients) and row.wanted is not None:
-                self._count_choice(row, rules, row.wanted, bool(excluded))
-
-    def _count_choice(self, row: CohortRow, rules: Rules, size: int, excluded: bool) -> None:
-        """Count a draw in which there was nothing, or nearly nothing, to choose."""
-        narrow = row.n_candidates <= size and row.n_candidates < self.final.n
-        if (narrow and excluded) or set(self.final.names_of(row.clients)) <= set(rules.pinned):
-            self.forced += 1
-        elif narrow:
-            self.narrow += 1
+                # Was there nothing, or nearly nothing, to choose?
+                narrow = row.n_candidates <= row.wanted and row.n_candidates < self.final.n
+                if (narrow and excluded) or set(self.final.names_of(row.clients)) <= set(rules.pinned):
+                    self.forced += 1
+                elif narrow:
+                    self.narrow += 1
 
     def _has_failure(self, ticket: int) -> bool:
         """Whether a client's failure is on record for an abandoned draw. A client without a reply has not failed."""
@@ -392,15 +392,8 @@ class _Audit(Replay):
         fine = (Status.OK, Status.MISSING)  # if a server abandons a draw at once, all its clients are missing
         return any((~np.isin(block.status, fine)).any() for block in self.journal.reply_blocks(ticket))
 
-    def _judge(self) -> None:
-        """Remark on every freedom that the server took, and raise an error if it took too much."""
-        drawn, abandoned, unexplained = self._draws()
-        self._remark_on_events()
-        self._remark_on_draws(len(drawn), len(abandoned), len(unexplained))
-        self._refuse_freedom(len(drawn), abandoned, unexplained)
-
-    def _remark_on_events(self) -> None:
-        """Remark on changes of the selector, of the rules, and of the record itself."""
+    def _remark(self) -> None:
+        """Remark on every freedom that the server took: changed selector, rules or record, repeated or empty draws."""
         self.remarks += [
             f"From round {body['round']} on {described_name(body['to'])!r} chose, in place of "
             f"{described_name(body['from'])!r}."
@@ -415,22 +408,19 @@ class _Audit(Replay):
         changed = [int(body["round"]) for body in self.journal.events(CHANGED)]
         self.remarks += [f"The rules were changed before round {round_}." for round_ in changed if round_ > 0]
         if self.singled_out:
-            self.remarks.append(self._exclusion_remark())
+            most = ", ".join(f"{name} ({count})" for name, count in self.excluded.most_common(_NAMED))
+            more = f" and {len(self.excluded) - _NAMED} more" if len(self.excluded) > _NAMED else ""
+            self.remarks.append(
+                "The rules single out clients, by name or by what clients report. They excluded "
+                f"{len(self.excluded)} of {self.final.n} clients (number of draws): {most or 'nobody'}{more}."
+            )
         lost = [int(body["round"]) for body in self.journal.events(RECOVERED)]
         self.remarks += [
-            f"The newest commits were lost, and the session continued from round {round_}." for round_ in lost
+            f"The newest events were lost, and the session continued from round {round_}." for round_ in lost
         ]
 
-    def _exclusion_remark(self) -> str:
-        most = ", ".join(f"{name} ({count})" for name, count in self.excluded.most_common(_NAMED))
-        more = f" and {len(self.excluded) - _NAMED} more" if len(self.excluded) > _NAMED else ""
-        return (
-            f"The rules single out clients, by name or by what clients report. They excluded "
-            f"{len(self.excluded)} of {self.final.n} clients (number of draws): {most or 'nobody'}{more}."
-        )
-
-    def _remark_on_draws(self, drawn: int, abandoned: int, unexplained: int) -> None:
-        """Remark on draws that were repeated, were empty, or had little choice."""
+        tickets, given_up, without_reason = self._draws()
+        drawn, abandoned, unexplained = len(tickets), len(given_up), len(without_reason)
         few, empty = _SHARE * drawn, len(self.cohorts) - drawn
         if unexplained or abandoned > few:
             self.remarks.append(
@@ -444,43 +434,31 @@ class _Audit(Replay):
         if self.recorded_again:
             self.remarks.append(f"Metrics of the model that were recorded again later: {self.recorded_again}.")
 
-    def _refuse_freedom(self, drawn: int, abandoned: list[int], unexplained: list[int]) -> None:
+    def _refuse_freedom(self) -> None:
         """Raise an error if the server could have had any cohort by drawing again, by waiting, or by its rules."""
-        empty = len(self.cohorts) - drawn
+        tickets, abandoned, unexplained = self._draws()
+        drawn, empty = len(tickets), len(self.cohorts) - len(tickets)
         # Even with recorded failures, at most half of all draws may be abandoned, because a client may be made to fail.
         if len(abandoned) > drawn - len(abandoned):
-            raise CannotBeConfirmed(
+            raise _CannotBeConfirmed(
                 f"Of {drawn} draws {len(abandoned)} were abandoned: whoever can abandon draws can get any cohort. "
                 f"They are: {_list_of(abandoned, self.abandoned)}."
             )
         if len(unexplained) > max(1.0, _SHARE * drawn):
-            raise CannotBeConfirmed(
+            raise _CannotBeConfirmed(
                 f"Of {drawn} draws {len(unexplained)} were abandoned without a failure on record: whoever can "
                 f"abandon draws can get any cohort. They are: {_list_of(unexplained, self.abandoned)}."
             )
         if empty > drawn > 0:
-            raise CannotBeConfirmed(
+            raise _CannotBeConfirmed(
                 f"{empty} rounds passed without a cohort, and {drawn} had one: whoever can let rounds pass can get any "
                 "cohort."
             )
         if self.forced > drawn / 2:
-            raise CannotBeConfirmed(
+            raise _CannotBeConfirmed(
                 f"In {self.forced} of {drawn} draws the rules left no more clients than asked for, or demanded all "
                 "that were picked, so nothing was chosen."
             )
-
-
-def _deleted_metrics(link: Link) -> int:
-    """Return how many metrics an event deleted without recording others in their place."""
-    added, removed = ([table_of(digest) for digest in digests].count("metrics") for digests in link[1:3])
-    return max(removed - added, 0)
-
-
-def _rows(journal: Journal) -> Iterator[tuple[bytes, tuple[str, tuple[Any, ...]]]]:
-    """Yield the tagged digest of each row, with its table and key."""
-    for name, table in TABLES.items():
-        for salt, *row in journal.database.fetch(f"SELECT salt, {table.names} FROM {name}"):
-            yield TAGS[name] + table.digest(salt, row), (name, tuple(row[: len(table.key)]))
 
 
 def _list_of(tickets: Sequence[int], reasons: Mapping[int, str]) -> str:

@@ -147,7 +147,12 @@ def prove_participation(journal: str | Path | Journal) -> Proof:
             return prove_participation(opened)
     table, _ = journal.table()
     rows = journal.cohorts()
-    changes = _changes(journal)
+    changes: list[Change] = []
+    # Tickets say when rules took effect, since an abandoned round may be repeated.
+    for body in journal.events(CHANGED):
+        rules = Rules(**body["rules"])
+        what = difference(changes[-1].rules if changes else None, rules)
+        changes.append(Change(int(body["round"]), int(body["ticket"]), rules, what))
     abandoned = {body["ticket"] for body in journal.events(ABANDONED)}
     counted = [row for row in rows if row.ticket not in abandoned and len(row.clients)]
     past, breaches = _participations(counted, changes, table)
@@ -185,16 +190,6 @@ def _participations(
             history.rounds.append(row.round)
             history.tickets.append(row.ticket)
     return past, breaches
-
-
-def _changes(journal: Journal) -> list[Change]:
-    """Return all rules of a journal. Tickets say when they took effect, since an abandoned round may be repeated."""
-    changes: list[Change] = []
-    for body in journal.events(CHANGED):
-        rules = Rules(**body["rules"])
-        what = difference(changes[-1].rules if changes else None, rules)
-        changes.append(Change(int(body["round"]), int(body["ticket"]), rules, what))
-    return changes
 
 
 def _violations(rules: Rules, name: str, round_: int, earlier: list[int]) -> list[str]:
@@ -236,7 +231,8 @@ def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Itera
         yield _exceeded(name, since, text)
     if rules.window is not None and rules.max_in_window is not None:
         since = _since(changes, lambda rules: (rules.window, rules.max_in_window))
-        inside = _most_in_window(past.before(since), rules.window)
+        rounds = past.before(since)
+        inside = max((i + 1 - bisect_right(rounds, at - rules.window) for i, at in enumerate(rounds)), default=0)
         if inside > rules.max_in_window:
             text = f"{inside} times in {rules.window} rounds, before the limit of {rules.max_in_window}"
             yield _exceeded(name, since, text)
@@ -244,11 +240,6 @@ def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Itera
 
 def _exceeded(name: str, since: Change, text: str) -> ExceededLimit:
     return ExceededLimit(name, since.round, f"{text} took effect in round {since.round}")
-
-
-def _most_in_window(rounds: Sequence[int], window: int) -> int:
-    """Return the largest number of ascending ``rounds`` in any window."""
-    return max((i + 1 - bisect_right(rounds, last - window) for i, last in enumerate(rounds)), default=0)
 
 
 def _since(changes: Sequence[Change], limit: Callable[[Rules], object]) -> Change:

@@ -170,7 +170,7 @@ def _part(table: ClientTable, rows: slice, *, joining: bool = False) -> ClientTa
 
 
 @dataclass(frozen=True)
-class ReplayResult:
+class _ReplayResult:
     """The result of a replay.
 
     Attributes
@@ -188,25 +188,25 @@ class ReplayResult:
     problem: str | None
 
 
-def check(journal: Journal) -> ReplayResult:
+def check(journal: Journal) -> _ReplayResult:
     """Replay a journal without ``audit=True``, and compare every cohort and the selector's final state."""
     obstacle = _obstacle(journal)
     if obstacle is not None:
-        return ReplayResult(False, 0, obstacle)
+        return _ReplayResult(False, 0, obstacle)
     meta = journal.meta()
     try:
         replay = Replay(journal, meta, rebuild_selector(meta["selector"], None, journal.path))
         steps = list(_steps(journal, replay))
     except JournalError as error:
-        return ReplayResult(False, 0, error.message)
+        return _ReplayResult(False, 0, error.message)
     try:
         # The sort is stable, so simultaneous steps keep their order.
         for _, step in sorted(steps, key=lambda pair: pair[0]):
             step()
         compare_states(journal, replay.playing)
     except DoesNotFollow as broken:
-        return ReplayResult(True, replay.rounds, str(broken))
-    return ReplayResult(True, replay.rounds, None)
+        return _ReplayResult(True, replay.rounds, str(broken))
+    return _ReplayResult(True, replay.rounds, None)
 
 
 def _obstacle(journal: Journal) -> str | None:
@@ -233,7 +233,13 @@ def _steps(journal: Journal, replay: Replay) -> Iterator[tuple[tuple[float, int]
     joins = journal.timed_events(JOINED)
     sizes = [int(body["first"]) for _, body in joins] + [table.n]
     replay.start(_part(table, slice(0, sizes[0])))
-    _check_no_questions(journal, replay.selector)
+    later = [rebuild_selector(body["to"], None, journal.path) for body in journal.events(SELECTOR)]
+    for selector in (replay.selector, *later):
+        if type(selector).query is not Selector.query:
+            raise JournalError(
+                f"{type(selector).__name__} asks clients before it chooses, and answers are on record only with "
+                "audit=True"
+            )
     for (at, _), upto in zip(joins, sizes[1:], strict=True):
         yield (at, 0), partial(replay.grow, _part(table, slice(0, upto)))
     for kind, step in (
@@ -247,22 +253,8 @@ def _steps(journal: Journal, replay: Replay) -> Iterator[tuple[tuple[float, int]
     for row in replay.cohorts.values():
         yield (row.asked_at, 1), partial(replay.choose, row.ticket, None)
         if row.told_at is not None and len(row.clients):
-            yield (row.told_at, 0), partial(_tell, journal, replay, row.ticket, abandoned.get(row.ticket))
-
-
-def _check_no_questions(journal: Journal, first: Selector[Any]) -> None:
-    """Raise an error if a selector asks clients, because answers are only recorded in a chained journal."""
-    later = [rebuild_selector(body["to"], None, journal.path) for body in journal.events(SELECTOR)]
-    for selector in (first, *later):
-        if type(selector).query is not Selector.query:
-            raise JournalError(
-                f"{type(selector).__name__} asks clients before it chooses, and answers are on record only with "
-                "audit=True"
-            )
-
-
-def _tell(journal: Journal, replay: Replay, ticket: int, abandoned: str | None) -> None:
-    replay.tell(ticket, [block for block in journal.reply_blocks(ticket) if not block.late], abandoned)
+            blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
+            yield (row.told_at, 0), partial(replay.tell, row.ticket, blocks, abandoned.get(row.ticket))
 
 
 def compare_states(journal: Journal, session: Session) -> None:

@@ -196,7 +196,14 @@ def _rules(journal: Journal) -> Iterator[Finding]:
 
 def _again(journal: Journal) -> Finding:
     if journal.meta()["audit"]:
-        return _audit_finding(journal)
+        try:
+            verdict = confirm(journal)
+        except JournalError as error:
+            return Finding("replay", None, f"not possible: {error.message}")
+        if not verdict.confirmed:
+            return Finding("replay", False if verdict.wrong else None, str(verdict.problem))
+        more = "".join(f"; {remark}" for remark in verdict.remarks)
+        return Finding("replay", True, f"all {verdict.rounds:,} cohorts follow from the seed{more}")
     try:
         outcome = check_replay(journal)
     except FedcohortError as error:
@@ -213,17 +220,6 @@ def _again(journal: Journal) -> Finding:
     return Finding(
         "replay", True, f"all {outcome.rounds:,} cohorts and the selector's state follow from seed and reports"
     )
-
-
-def _audit_finding(journal: Journal) -> Finding:
-    try:
-        verdict = confirm(journal)
-    except JournalError as error:
-        return Finding("replay", None, f"not possible: {error.message}")
-    if not verdict.confirmed:
-        return Finding("replay", False if verdict.wrong else None, str(verdict.problem))
-    more = "".join(f"; {remark}" for remark in verdict.remarks)
-    return Finding("replay", True, f"all {verdict.rounds:,} cohorts follow from the seed{more}")
 
 
 def _release(version: object) -> tuple[str, ...]:

@@ -67,13 +67,14 @@ class Interval(Constraint):
         # To NumPy a time span is an integer, and to Python a bool is.
         if isinstance(value, (bool, np.timedelta64)) or not isinstance(value, kind):
             return False
+        number: Any = value  # not made a float: large integers are compared exactly
         try:
-            finite = math.isfinite(value)
+            finite = math.isfinite(number)
         except OverflowError:  # an integer of more than 300 digits
             return False
         low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
-        above = value > low or (value == low and self.closed in ("left", "both"))
-        return finite and above and (value < high or (value == high and self.closed in ("right", "both")))
+        above = number > low or (number == low and self.closed in ("left", "both"))
+        return finite and above and (number < high or (number == high and self.closed in ("right", "both")))
 
     def describe(self) -> str:
         """Name the kind and the interval."""
