@@ -54,6 +54,10 @@ def test_advice_is_a_page_and_the_same_when_it_is_asked_for_again(loop, command,
     assert all("at work" not in row["way"] and "deadline" not in row["way"] for row in first["ways"])
     assert "What to do" in (tmp_path / "advice.html").read_text()
     assert json.loads(command(*arguments)) == first
+    # Chance in one twin says nothing about another, and all ways meet the same.
+    of_way = [{(i.setting["name"], i.seed) for i in fc.load(f).runs} for f in tmp_path.glob("*.advice/*/4-twins/*")]
+    assert len(of_way) == len(first["ways"]) and all(seeds == of_way[0] for seeds in of_way)
+    assert len({seed for _, seed in of_way[0]}) == 8
 
 
 def outcome(name, logs):

@@ -176,7 +176,7 @@ def answer(verdict: Verdict, fit: Fit) -> list[str]:
             f"Jain's index of participation {verdict.best.even.mean():.2f}."
         )
     if verdict.knee is not None and verdict.knee != fit.record.cohort:
-        lines.append(f"In rounds, {verdict.knee} clients are nearly as fast as the fastest size that was tried.")
+        lines.append(f"In rounds, cohorts of {verdict.knee} are nearly as fast as the fastest size that was tried.")
     if verdict.missing:
         lines.append(f"To tell more, record: {'; '.join(verdict.missing)}.")
     return lines

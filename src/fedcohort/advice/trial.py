@@ -1,6 +1,7 @@
 """Play several ways to run a federation on many twins, and compare them pair by pair.
 
-Every twin is one draw of the clients and of how hard learning is, with two seeds. All ways see the same twins. How many
+Every twin is one draw of the clients and of how hard learning is, with two seeds of its own. All ways see the same
+twins. How many
 times as fast a way is as the recorded one is the ratio of their times to the same accuracies: 70%, 85% and 95% of what
 the recorded way gains on that twin. The interval is for one more twin, which may be the true federation, so it does not
 shrink to nothing with more twins.
@@ -17,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from fedcohort.advice.fit import Fit
-from fedcohort.advice.twin import SEEDS, Learning, Stand, base, played, scenario, scores, smooth
+from fedcohort.advice.twin import FEWEST_ROUNDS, SEEDS, Learning, Stand, base, played, scenario, scores, smooth
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.simulate.config.toml import merge_tables
 from fedcohort.simulate.leaderboard.significance import LEVEL
+from fedcohort.simulate.leaderboard.words import quantity
 from fedcohort.simulate.store.results import Results
 
 LEVELS = (0.7, 0.85, 0.95)
@@ -116,8 +118,8 @@ def ways(fit: Fit) -> list[Way]:
     for factor in FACTORS:
         other = max(1, round(size * factor))
         if other != size and other <= most and other not in [way.size for way in found]:
-            how = f"ask {other} clients a round"
-            found.append(Way(f"{other} clients", merge_tables(rounds, {"run": {"cohort": other}}), other, how))
+            how = f"ask {quantity(other, 'client')} a round"
+            found.append(Way(quantity(other, "client"), merge_tables(rounds, {"run": {"cohort": other}}), other, how))
     if not record.timed:
         return found
     if record.buffer is not None:
@@ -171,7 +173,7 @@ def play(
         settings.append({"name": f"{i}", **scenario(fit, fit.draw(rng), stand, choice)})
     tried = ways(fit)
     say(f"1 of {len(tried)}: {RECORDED}")
-    reference = played({**table, "settings": settings}, folder / f"{twins}-twins" / "0")
+    reference = played({**table, "settings": settings}, folder / f"{twins}-twins" / "0", own_seeds=True)
     rounds = int(table["run"]["rounds"])
     clocks = _by_twin(reference, lambda info: _clock(reference, info, fit.overhead)[-1])
     limits = [max(values) for values in clocks]
@@ -187,7 +189,7 @@ def play(
             own = [{**s, "run": {"seconds": max(limit, 1e-3)}} for s, limit in zip(settings, limits, strict=True)]
         else:
             own = settings
-        results = played({**changed, "settings": own}, folder / f"{twins}-twins" / str(number - 1))
+        results = played({**changed, "settings": own}, folder / f"{twins}-twins" / str(number - 1), own_seeds=True)
         outcomes.append(_measure(way, results, reference, fit, limits))
     return outcomes
 
@@ -317,9 +319,9 @@ def judge(fit: Fit, learning: Learning, outcomes: Sequence[Outcome], drift: Sequ
         return Verdict(None, "This journal cannot tell: nobody has ever returned a model.", tuple(missing), None)
     if not learning.fits or drift:
         reason = "the federation changed while it was recorded" if drift else "the twins do not learn as it does"
-        if not len(record.curve):
-            reason = "it has no curve of the model"
-        return Verdict(None, f"This journal cannot tell which way is faster: {reason}.", tuple(missing), knee)
+        if len(record.curve) < FEWEST_ROUNDS:
+            reason = f"it has {quantity(len(record.curve), 'round')} with an accuracy or loss of the model"
+        return Verdict(None, f"This journal cannot tell which way is faster: {reason}.", tuple(missing), None)
     if not sure:
         text = f"Go on as you do: of {len(others)} other ways, none is faster for certain."
         return Verdict(None, text, tuple(missing), knee)

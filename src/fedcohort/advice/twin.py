@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedcohort.advice.fit import Clients, Fit
-from fedcohort.api import run
+from fedcohort.api import simulator
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.protocol import SELECTORS
+from fedcohort.core.terminal import err
+from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import merge_tables
 from fedcohort.simulate.data import data_section, load_dataset
-from fedcohort.simulate.store.results import Results, RunInfo
+from fedcohort.simulate.play import play
+from fedcohort.simulate.store.results import Results, RunInfo, load
 
 BATCH = 16
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 NOISES = (0.0, 0.4)  # mean shares of wrong labels, which bend the curve
 ALPHAS = (0.1, 0.5, 5.0)  # tried if labels are unknown
 MAX_ROUNDS = 60
+FEWEST_ROUNDS = 10  # with an accuracy or loss on record; fewer do not show how fast a federation learns
 _FEWEST = 8  # samples of a client; fewer would be no batch
 SEEDS = [0, 1]
 _LEAST_CHANCE = 0.02
@@ -187,18 +191,36 @@ def calibrate(fit: Fit, stand: Stand, model: str | None, folder: Path) -> Learni
     margin = 2 * math.sqrt(chance)
     low, high = mean[chosen].min(axis=0) - margin, mean[chosen].max(axis=0) + margin
     inside = float(((recorded >= low) & (recorded <= high)).mean())
-    fits = bool(error.min() <= 4 * chance)
+    fits = bool(error.min() <= 4 * chance) and len(rounds) >= FEWEST_ROUNDS
     verdict = f"The recorded curve ({record.metric}) lies within the twins' spread in {inside:.0%} of its rounds"
-    verdict += "." if fits else ": the twins do not learn as this federation does, so no claim about speed is safe."
+    if len(rounds) < FEWEST_ROUNDS:
+        verdict += f", but it has only {len(rounds)}."
+    else:
+        verdict += "." if fits else ": the twins do not learn as this federation does, so no claim about speed is safe."
     band = np.stack([recorded, low, weights @ mean[chosen], high], axis=1)
     return Learning(tuple(everything[i] for i in chosen), weights, verdict, fits, band)
 
 
-def played(table: Mapping[str, Any], folder: Path) -> Results:
-    """Run an experiment, or continue it, or read it if it is finished."""
-    if (folder / "meta.json").exists():
-        return run(folder, quiet=True)
-    return run(table, out=folder, quiet=True)
+def played(table: Mapping[str, Any], folder: Path, *, own_seeds: bool = False) -> Results:
+    """Run an experiment, or continue it, or read it if it is finished.
+
+    Parameters
+    ----------
+    own_seeds : bool
+        Give every setting, which is a twin, seeds that no other has: chance in one twin says nothing about another.
+    """
+    resume = (folder / "meta.json").exists()
+    if resume:
+        results = load(folder)
+        if all(info.state != "running" for info in results.runs):
+            return results
+    experiment = Experiment.from_dict(table)
+    if own_seeds:
+        plans = [replace(p, seed=len(SEEDS) * int(p.setting_name) + p.seed) for p in experiment.plans]
+        experiment = replace(experiment, plans=tuple(plans))
+    if play(simulator().Simulation(experiment, folder, resume=resume), err(True)) == "interrupted":
+        raise KeyboardInterrupt
+    return load(folder)
 
 
 def scores(results: Results, info: RunInfo) -> tuple[FloatArray, FloatArray]:
