@@ -10,6 +10,7 @@ import pytest
 from fedcohort.core.errors import DataError, InputError, MissingExtraError, ParameterError, UnknownNameError
 from fedcohort.core.params import parameters
 from fedcohort.scenario import Scenario, preset
+from fedcohort.scenario.predefined import Natural
 from fedcohort.simulate.data import (
     DATASETS,
     Synthetic,
@@ -163,9 +164,9 @@ def parts(sizes=(10, 20, 5)):
 
 
 def test_partitioner_keeps_its_clients():
-    dataset, custom = from_flwr_partitioner(FakePartitioner(parts()), "img", "fine", test_share=0.2)
+    dataset = from_flwr_partitioner(FakePartitioner(parts()), "img", "fine", test_share=0.2)
     assert len(dataset.y_train) == 28 and len(dataset.y_test) == 7 and dataset.shape == (4, 4)
-    federation = Scenario(partition=custom).build(dataset.y_train, dataset.classes, 0)
+    federation = Scenario(partition=Natural()).build(dataset.y_train, dataset.classes, 0, writers=dataset.writers)
     assert federation.label_counts().tolist() == [[8, 0, 0], [0, 16, 0], [0, 0, 4]]
     everything = sorted([*dataset.x_train[:, 0, 0], *dataset.x_test[:, 0, 0]])
     assert everything == list(range(35))
@@ -173,9 +174,9 @@ def test_partitioner_keeps_its_clients():
 
 def test_partitioner_with_a_test_set():
     test = {"img": [np.zeros((4, 4), np.uint8)] * 3, "fine": [0, 1, 2]}
-    dataset, custom = from_flwr_partitioner(FakePartitioner(parts()), "img", "fine", test=test)
+    dataset = from_flwr_partitioner(FakePartitioner(parts()), "img", "fine", test=test)
     assert len(dataset.y_train) == 35 and len(dataset.y_test) == 3
-    assert [len(part) for part in custom.parts] == [10, 20, 5]
+    assert np.bincount(dataset.writers).tolist() == [10, 20, 5]
 
 
 @pytest.mark.parametrize(

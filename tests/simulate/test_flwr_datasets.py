@@ -7,6 +7,7 @@ import pytest
 
 from fedcohort.core.errors import DataError, InputError
 from fedcohort.scenario import Scenario
+from fedcohort.scenario.predefined import Natural
 from fedcohort.simulate.data import from_flwr_partitioner, load_dataset
 
 os.environ.update(HF_HUB_OFFLINE="1", FLWR_TELEMETRY_ENABLED="0")  # read when they are imported
@@ -67,7 +68,7 @@ def test_a_dataset_that_cannot_be_loaded_is_an_error(folder):
 )
 def test_partitioners_keep_their_clients(partitioner):
     partitioner.dataset = made(350, 0)
-    dataset, custom = from_flwr_partitioner(partitioner, test=made(70, 1))
-    federation = Scenario(partition=custom).build(dataset.y_train, dataset.classes, 0)
-    theirs = [np.bincount(partitioner.load_partition(k)["label"], minlength=10) for k in range(len(custom.parts))]
+    dataset = from_flwr_partitioner(partitioner, test=made(70, 1))
+    federation = Scenario(partition=Natural()).build(dataset.y_train, dataset.classes, 0, writers=dataset.writers)
+    theirs = [np.bincount(partitioner.load_partition(k)["label"], minlength=10) for k in range(len(federation))]
     np.testing.assert_array_equal(federation.label_counts(), theirs)

@@ -49,41 +49,36 @@ class Task(Parameterized):
         for name in ("loss", "metric"):
             value = getattr(self, name)
             if is_reference(value):
-                object.__setattr__(self, name, resolve_reference(value)[1])  # valid from any folder
-        self._check_loss()
+                function, absolute = resolve_reference(value)
+                if not callable(function):
+                    raise InputError(f"The {name} {value!r} is not a function of (outputs, targets).")
+                object.__setattr__(self, name, absolute)  # valid from any folder
+        if not is_reference(self.loss):
+            import torch.nn.functional as F
+
+            # Only a loss with the parameter "reduction" can be computed per sample.
+            known = [name for name in vars(F) if name.endswith("_loss") or name in ("cross_entropy", "kl_div")]
+            if self.loss not in known or "reduction" not in inspect.signature(getattr(F, self.loss)).parameters:
+                raise UnknownNameError(
+                    f"torch.nn.functional has no loss {self.loss!r} of (outputs, targets).",
+                    hint=suggest(self.loss, known) or "give your own function as file.py:function",
+                )
         self._check_metric()
-
-    def _check_loss(self) -> None:
-        if is_reference(self.loss):
-            if not callable(resolve_reference(self.loss)[0]):
-                raise InputError(f"The loss {self.loss!r} is not a function of (outputs, targets).")
-            return
-        import torch.nn.functional as F
-
-        # Only a loss with the parameter "reduction" can be computed per sample.
-        known = [name for name in vars(F) if name.endswith("_loss") or name in ("cross_entropy", "kl_div")]
-        if self.loss not in known or "reduction" not in inspect.signature(getattr(F, self.loss)).parameters:
-            raise UnknownNameError(
-                f"torch.nn.functional has no loss {self.loss!r} of (outputs, targets).",
-                hint=suggest(self.loss, known) or "give your own function as file.py:function",
-            )
 
     def _check_metric(self) -> None:
         if is_reference(self.metric):
-            if not callable(resolve_reference(self.metric)[0]):
-                raise InputError(f"The metric {self.metric!r} is not a function of (outputs, targets).")
             if self.higher_is_better is None:
                 raise ParameterError(
                     f"The metric {self.metric!r} needs a direction: is higher better?", hint="set task.higher_is_better"
                 )
             return
-        fitting = [name for name, known in _METRICS.items() if self.target in known.targets]
+        fitting = [name for name, (_, targets, _) in _METRICS.items() if self.target in targets]
         if self.metric not in fitting:
             raise UnknownNameError(
                 f"The task {self.name!r} has no metric {self.metric!r}. Known: {', '.join(fitting)}.",
                 hint=suggest(self.metric, fitting) or "give your own function as file.py:function",
             )
-        direction = _METRICS[self.metric].higher
+        direction = _METRICS[self.metric][0]
         if self.higher_is_better not in (None, direction):
             raise ParameterError(
                 f"For the metric {self.metric!r}, {'higher' if direction else 'lower'} is better, but "
@@ -152,7 +147,7 @@ class Task(Parameterized):
             except Exception:  # the function may return anything
                 got = short_repr(value)
                 raise OwnCodeError(f"The metric {self.metric!r} must give one number. Got {got}.") from None
-        return _METRICS[self.metric].of(outputs, targets, losses)
+        return float(_METRICS[self.metric][2](outputs, targets, losses))
 
 
 TASKS: Registry[Task] = Registry("task", base=Task)
@@ -200,46 +195,28 @@ class NextToken(Task):
     metric: str = param("token-accuracy", Text(), _METRIC)
 
 
-@dataclass(frozen=True)
-class _KnownMetric:
-    higher: bool
-    targets: tuple[Target, ...]
-    of: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], float]
+Measure = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
-def _accuracy(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
-    return float((outputs.argmax(-1) == targets).double().mean())
-
-
-def _mean_absolute_error(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
-    return float((outputs - targets).double().abs().mean())
-
-
-def _root_mean_square_error(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
-    return float((outputs - targets).double().square().mean().sqrt())
-
-
-def _r_squared(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+def _r_squared(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
     residual = (outputs - targets).double().square().sum()
-    return float(1 - residual / (targets - targets.mean(0)).double().square().sum())
+    return 1 - residual / (targets - targets.mean(0)).double().square().sum()
 
 
-def _perplexity(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+def _perplexity(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
     import torch.nn.functional as F
 
-    return float(F.cross_entropy(outputs.flatten(0, -2), targets.reshape(-1)).double().exp())
+    return F.cross_entropy(outputs.flatten(0, -2), targets.reshape(-1)).double().exp()
 
 
-def _mean_loss(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
-    return float(losses.double().mean())
-
-
-_METRICS = {
-    "accuracy": _KnownMetric(True, ("class",), _accuracy),
-    "token-accuracy": _KnownMetric(True, ("token",), _accuracy),
-    "perplexity": _KnownMetric(False, ("class", "token"), _perplexity),
-    "rmse": _KnownMetric(False, ("number",), _root_mean_square_error),
-    "mae": _KnownMetric(False, ("number",), _mean_absolute_error),
-    "r2": _KnownMetric(True, ("number",), _r_squared),
-    "loss": _KnownMetric(False, ("class", "number", "token"), _mean_loss),
+# Whether higher is better, the targets it is for, and the metric of (outputs, targets, losses). In double precision,
+# because a mean over a large test set in single precision depends on the order of its terms.
+_METRICS: dict[str, tuple[bool, tuple[Target, ...], Measure]] = {
+    "accuracy": (True, ("class",), lambda out, y, losses: (out.argmax(-1) == y).double().mean()),
+    "token-accuracy": (True, ("token",), lambda out, y, losses: (out.argmax(-1) == y).double().mean()),
+    "perplexity": (False, ("class", "token"), _perplexity),
+    "rmse": (False, ("number",), lambda out, y, losses: (out - y).double().square().mean().sqrt()),
+    "mae": (False, ("number",), lambda out, y, losses: (out - y).double().abs().mean()),
+    "r2": (True, ("number",), _r_squared),
+    "loss": (False, ("class", "number", "token"), lambda out, y, losses: losses.double().mean()),
 }

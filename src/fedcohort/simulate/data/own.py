@@ -162,7 +162,7 @@ class OwnFile(Source):
                 hint="with arrays, use x_test and y_test for testing, and 'clients' for the client of each sample",
             )
         remarks: tuple[str, ...] = ()
-        arrays = _read_folder(path) if path.is_dir() else _read_npz(path)
+        arrays = _read_arrays(path)
         if path.is_dir() and not arrays and (pictures := read_pictures(path)) is not None:
             if self.target != "class":
                 raise InputError(f"{path} is a folder of images, which have classes.", hint="leave out --task")
@@ -205,8 +205,9 @@ def _check_names(path: Path, arrays: Mapping[str, AnyArray]) -> None:
         )
 
 
-def _read_npz(path: Path) -> dict[str, AnyArray]:
-    if path.suffix != ".npz":
+def _read_arrays(path: Path) -> dict[str, AnyArray]:
+    """Read a .npz archive, or a folder of .npy files, which may hold other files too."""
+    if not path.is_dir() and path.suffix != ".npz":
         raise DataError(
             f"{path} is not a data file that fedcohort can read.",
             hint=f"name the class in that file: {path.name}:CLASS"
@@ -214,21 +215,12 @@ def _read_npz(path: Path) -> dict[str, AnyArray]:
             else "it reads .csv, .parquet, .npz, folders of .npy, and folders of images by class",
         )
     try:
-        return read_arrays(path, memory_bytes())
-    except (ArchiveError, FileNotFoundError) as error:
-        raise DataError(f"{path} cannot be read as an npz archive of plain arrays: {error}.") from error
-
-
-def _read_folder(path: Path) -> dict[str, AnyArray]:
-    arrays: dict[str, AnyArray] = {}
-    for file in sorted(path.glob("*.npy")):
-        if file.stem not in _ARRAYS:
-            continue  # a folder may contain other files
-        try:
-            arrays[file.stem] = np.load(file, allow_pickle=False)
-        except DAMAGE as error:
-            raise DataError(f"{file} cannot be read as a plain array: {error}.") from error
-    return arrays
+        if not path.is_dir():
+            return read_arrays(path, memory_bytes())
+        files = [file for file in sorted(path.glob("*.npy")) if file.stem in _ARRAYS]
+        return {file.stem: np.load(file, allow_pickle=False) for file in files}
+    except (ArchiveError, *DAMAGE) as error:
+        raise DataError(f"{path} cannot be read as plain arrays: {error}.") from error
 
 
 def from_pandas(

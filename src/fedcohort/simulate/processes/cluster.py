@@ -62,17 +62,16 @@ class _GroupHost:
         self._stop = False
         self._group: Group | None = None
 
-    def _open_group(self) -> Group:
-        """Build the group. The constructor does not do it, because Ray reports errors there as a lost machine."""
-        group = self._prepared.group(self._number, journals=self._home, device=self._device, workers=self._workers)
-        for name, data in self._journals.items():
-            (self._home / name).write_bytes(data)
-        group.begin(self._saved)
-        return group
-
     def advance(self, seconds: float) -> HandOver:
         """Run rounds for some seconds, then hand over the results."""
-        group = self._group = self._group or self._open_group()
+        if self._group is None:  # not in the constructor, because Ray reports errors there as a lost machine
+            self._group = self._prepared.group(
+                self._number, journals=self._home, device=self._device, workers=self._workers
+            )
+            for name, data in self._journals.items():
+                (self._home / name).write_bytes(data)
+            self._group.begin(self._saved)
+        group = self._group
         end = time.monotonic() + seconds
         while not group.done and not self._stop:
             group.step()
@@ -126,15 +125,11 @@ class ClusterDriver:
             simulation.device == "auto" and self.ray.cluster_resources().get("GPU", 0) >= 1
         )
         self.resources = {"num_cpus": self.workers, "num_gpus": 1 if wants_gpu else 0}
-        self._check_resources()
-        self.seconds = min(_SLICE_SECONDS, options.checkpoint_seconds)
-
-    def _check_resources(self) -> None:
-        """Refuse resources that no machine of the cluster has; Ray would wait for them forever."""
+        # Ray would wait forever for resources that no machine of the cluster has.
         nodes = [node.get("Resources", {}) for node in self.ray.nodes() if node.get("Alive")]
-        if self.resources["num_gpus"] and not any(node.get("GPU", 0) >= 1 for node in nodes):
+        if wants_gpu and not any(node.get("GPU", 0) >= 1 for node in nodes):
             raise ClusterError(
-                f"The device {self.simulation.device!r} was requested, but no machine of the Ray cluster has a GPU.",
+                f"The device {simulation.device!r} was requested, but no machine of the Ray cluster has a GPU.",
                 hint="use --device cpu or --device auto",
             )
         most = int(max((node.get("CPU", 0) for node in nodes), default=0))
@@ -143,6 +138,7 @@ class ClusterDriver:
                 f"A group needs {self.workers} workers, but the largest machine of the Ray cluster has {most} CPUs.",
                 hint="lower run.workers",
             )
+        self.seconds = min(_SLICE_SECONDS, options.checkpoint_seconds)
 
     def launch(self, number: int) -> None:
         """Start an actor for a group and its first slice."""

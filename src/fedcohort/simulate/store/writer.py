@@ -70,16 +70,13 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Write JSON atomically; NaN is an error."""
-    text = json.dumps(value, indent=1, allow_nan=False, default=_json_value) + "\n"
-    write_atomically(path, text.encode(), durable=durable)
 
+    def plain(value: Any) -> Any:  # tolist also makes one number of NumPy's a plain one
+        return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else str(value)
 
-def _json_value(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return str(value)
+    write_atomically(
+        path, (json.dumps(value, indent=1, allow_nan=False, default=plain) + "\n").encode(), durable=durable
+    )
 
 
 @contextmanager
