@@ -7,7 +7,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 # Tests and examples start many processes, which should not compile the package again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types unit docs examples hosts bench nightly lock clean
+.PHONY: demo test lint types unit docs site examples hosts bench nightly lock clean
 
 demo: $(VENV)/.sim
 	$(BIN)/fedcohort demo
@@ -26,6 +26,11 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile -m "not clock and not slow and not gpu"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -m "clock and not slow and not gpu"
+
+# The site as a folder that any page host serves: this version, and every tagged one beside it under its number.
+site: $(VENV)/.dev
+	$(BIN)/sphinx-build -q -W --keep-going -j 2 docs site
+	docs/_site/versions.sh site $(BIN)
 
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -q -W --keep-going -j 2 docs $(VENV)/site

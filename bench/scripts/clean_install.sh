@@ -49,11 +49,11 @@ row() {
   local checked
   checked=$(cd "$root$work" && "${run[@]}" env PATH="$env/bin:$work/bin" HOME="$work" "$env/bin/$1" "${@:2}" 2>&1 | tail -n 1) \
     || checked="FAILED: $checked"
-  echo "| $("${inside[@]}" -c 'import platform; print(platform.python_version())') | $what | $took | $number | $size | \`$*\`: $checked |"
+  echo "| $("${inside[@]}" -c 'import platform; print(platform.python_version())') | $what | $took | $number | $size | $checked |"
   [[ $checked != FAILED* ]]
 }
 
-cpu='import time; b = time.process_time(); import fedcohort; print(f"{time.process_time() - b:.2f} s of processor time")'
+cpu='import time; b = time.process_time(); import fedcohort; print(f"import: {time.process_time() - b:.2f} s of processor time")'
 echo "| Python | installed | seconds | packages | MB | checked |"
 echo "|---|---|---|---|---|---|"
 for python in "$@"; do

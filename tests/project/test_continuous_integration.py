@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["Makefile", ".ci/run", ".ci/hosts", ".github/workflows/ci.yml"]
+COMMANDS = ["Makefile", ".ci/run", ".ci/hosts", ".github/workflows/ci.yml", ".github/workflows/release.yml"]
 
 # The first run of all tests cannot read this file, the second one can.
 ONCE_BROKEN = """
@@ -58,6 +59,17 @@ def test_nothing_is_tried_again_and_no_failed_install_is_ignored(file: str) -> N
     assert not [line for line in lines if re.search(r"apt-get.*\|\|", line)]
 
 
-def test_actions_are_pinned_by_their_commit() -> None:
-    used = re.findall(r"uses: (\S+)", (ROOT / ".github/workflows/ci.yml").read_text())
+@pytest.mark.parametrize("workflow", ["ci.yml", "release.yml"])
+def test_actions_are_pinned_by_their_commit(workflow: str) -> None:
+    used = re.findall(r"uses: (\S+)", (ROOT / ".github/workflows" / workflow).read_text())
     assert used and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in used)
+
+
+def test_a_release_needs_no_secret_and_attests_what_it_built() -> None:
+    text = (ROOT / ".github/workflows/release.yml").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    assert "secrets." not in text and "password" not in text
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert jobs["publish"]["needs"] == "build" and jobs["publish"]["environment"] == "release"
+    assert jobs["build"]["permissions"]["attestations"] == "write"
+    assert any("attest" in step.get("uses", "") for step in jobs["build"]["steps"])
