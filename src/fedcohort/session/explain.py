@@ -206,7 +206,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     """
     round_ = integer(round_, "A round")
     table, active = journal.table()
-    index = None if client is None else _index(table, client)
+    index = None if client is None else table.index(client if isinstance(client, str) else table.name(client))
     cohort = _find_cohort(journal, round_, index)
     rule, meanings = about_selector(journal.meta().get("selector"))
     scores = journal.scores(cohort.ticket)
@@ -240,7 +240,14 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         whole, client=index, name=table.name(index), rows=tuple(row for row in rows if row.client == index)
     )
     if index in picked.tolist():
-        return _why_picked(journal, cohort, explanation)
+        status = [Status(reply.status).name for reply in journal.replies(cohort.ticket) if reply.client == index]
+        place = _place(explanation.rows, cohort.n_candidates)
+        return replace(
+            explanation,
+            picked=True,
+            reason=f"Client {explanation.name} was picked in round {round_}{place}.",
+            status=status[0] if status else None,
+        )
     return _why_not(journal, table, cohort, explanation, len(arrays.get("client", ())))
 
 
@@ -249,10 +256,6 @@ def _waits(journal: Journal, round_: int) -> dict[str, str]:
     found = [body for body in journal.events(WAITED) if body["round"] == round_]
     reasons = dict.fromkeys(f"{', '.join(body['clients'])} had given enough of the newest answers" for body in found)
     return {"a place waited": "; ".join(reasons)} if found else {}
-
-
-def _index(table: ClientTable, client: int | str) -> int:
-    return table.index(client if isinstance(client, str) else table.name(client))
 
 
 def _find_cohort(journal: Journal, round_: int, client: int | None) -> CohortRow:
@@ -277,17 +280,6 @@ def _place(rows: Sequence[ScoreRow], candidates: int) -> str:
     rank = f", rank {rows[0].place(of=candidates)}" if rows[0].rank else ""
     parts = " (" + ", ".join(f"{k} {v:.4g}" for k, v in rows[0].parts.items()) + ")" if rows[0].parts else ""
     return f"; it scored {rows[0].score:.5g}{rank}{parts}"
-
-
-def _why_picked(journal: Journal, cohort: CohortRow, found: Explanation) -> Explanation:
-    """Return the explanation for a client that was picked: its score, and what became of it."""
-    replies = [r for r in journal.replies(cohort.ticket) if r.client == found.client]
-    return replace(
-        found,
-        picked=True,
-        reason=f"Client {found.name} was picked in round {found.round}{_place(found.rows, cohort.n_candidates)}.",
-        status=Status(replies[0].status).name if replies else None,
-    )
 
 
 def _why_not(journal: Journal, table: ClientTable, cohort: CohortRow, found: Explanation, recorded: int) -> Explanation:

@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +80,6 @@ class _PreparedRequest:
     slate: Slate | None
     query: Query | None
     eligibility: Eligibility | None
-
-
-@dataclass(slots=True)
-class _Choice:
-    """The selector's and the shadows' choices, before rules are applied and before anything is recorded."""
-
-    cohort: Cohort
-    candidates: IntArray
-    primary: StatefulSelector
-    shadows: Shadows
-    picks: Mapping[str, ShadowPick] = field(default_factory=dict)
 
 
 class Session:
@@ -171,8 +160,17 @@ class Session:
                 running[name] = StatefulSelector.initial(shadow, clients, turn.seed, name)
             except SelectorError as error:  # an error in a shadow must not stop the session
                 failed[name] = failure_note(error)
-        meta = _first_meta(turn, primary, Shadows(running), supplied, rules, audit=audit)
-        meta[resume_check.CLIENTS] = None if path is None else resume_check.digests(clients)
+        meta = {
+            "seed": turn.seed,
+            "selector": describe(primary.selector),
+            "shadows": Shadows(running).specs,
+            "signals": None if supplied is None else sorted(s.name for s in supplied),
+            "rules": None if rules is None else rules.to_dict(),
+            "host": None,
+            "audit": bool(audit),
+            "asynchronous": turn.asynchronous,
+            resume_check.CLIENTS: None if path is None else resume_check.digests(clients),
+        }
         self._referee = None if rules is None else Referee(rules, clients)
         self._monitor = CoverageMonitor(selector_name(selector), clients.n, quiet=commit == "manual")
         # All arguments have been checked by now, so an error in them leaves no journal on disk.
@@ -296,7 +294,14 @@ class Session:
         for name, spec in meta["shadows"].items():
             shadow = None if shadows is None else shadows.get(name)
             if shadows is None:
-                self._check_trusted(name, spec)
+                code = untrusted_reference(spec)
+                if code is not None:
+                    raise JournalError(
+                        f"The journal {self.journal.path} has the shadow {name!r}, which is {code}; code is not "
+                        "imported just because a journal names it.",
+                        hint=f"if you trust it, name it yourself: --selector {code} on the command line, "
+                        "Session.open(path, shadows={...}) in Python; shadows={} continues without it",
+                    )
             elif shadow is None or describe(shadow)["params"] != spec["params"]:
                 dropped[name] = "removed", "the session was opened without it"
                 continue
@@ -310,27 +315,12 @@ class Session:
             self._recorder.record_dropped_shadow(name, event, reason, self._shadows, self._turn)
         for name, shadow in (shadows or {}).items():
             if name not in self._shadows.running:
-                self._try_to_add(name, shadow)
+                check_signals(shadow, self.table, None, f"shadow {name!r}")
+                try:
+                    self.add_shadow(name, shadow)
+                except SelectorError as error:  # it may have failed before, and learns from the same rounds now
+                    self._recorder.record_dropped_shadow(name, "failed", failure_note(error), self._shadows, self._turn)
         self._shadows = Shadows(self._shadows.running, meta.get("blind", {}))
-
-    def _check_trusted(self, name: str, spec: Mapping[str, Any]) -> None:
-        """Raise an error if a shadow's code would be imported just because a journal names it."""
-        code = untrusted_reference(spec)
-        if code is not None:
-            raise JournalError(
-                f"The journal {self.journal.path} has the shadow {name!r}, which is {code}; code is not imported "
-                "just because a journal names it.",
-                hint=f"if you trust it, name it yourself: --selector {code} on the command line, "
-                "Session.open(path, shadows={...}) in Python; shadows={} continues without it",
-            )
-
-    def _try_to_add(self, name: str, shadow: Selector[Any]) -> None:
-        """Add a shadow; one that fails is recorded as dropped, and the session continues."""
-        check_signals(shadow, self.table, None, f"shadow {name!r}")
-        try:
-            self.add_shadow(name, shadow)
-        except SelectorError as error:  # a shadow that failed before fails again while it learns from the journal
-            self._recorder.record_dropped_shadow(name, "failed", failure_note(error), self._shadows, self._turn)
 
     def _resume_rules(self, rules: Rules | None) -> None:
         """Continue with the journal's rules or with new ones, and with the participations so far."""
@@ -539,9 +529,20 @@ class Session:
             answer = answer_of(prepared.query, self.table, answers)
         check_answer(self.selector, asked, self.table.n, prepared.query, answer)
         # The session changes only after the cohort is recorded, so an error before that leaves it as it was.
-        turn, eligibility = self._turn, prepared.eligibility
-        choice = self._choose(request.size, prepared, answer)
-        cohort = choice.cohort
+        turn, slate, eligibility = self._turn, prepared.slate, prepared.eligibility
+        primary, shadows, picks = self._primary, self._shadows, dict[str, ShadowPick]()
+        allowed = None if eligibility is None else eligibility.allowed
+        if slate is None:
+            candidates, cohort = (_NOBODY if allowed is None else allowed), _empty_cohort(eligibility)
+        else:
+            candidates = slate.candidates if allowed is None else allowed
+            cohort, primary = primary.select(slate, answer, turn.stream(streams.SELECTION))
+            if request.size is not None and len(candidates) < request.size:
+                short = {"reason": f"{request.size} asked for, {len(candidates)} available"}
+                cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
+            if shadows.running:
+                picks = shadows.choose(turn, slate, answer)
+                shadows = shadows.after(picks)
         # The scores explain the selector's choice, so they are taken before the rules add clients.
         scores = recorded_scores(cohort)
         if self._referee is not None and eligibility is not None:
@@ -551,42 +552,25 @@ class Session:
         self._recorder.record_cohort(
             cohort,
             request.size,
-            choice.candidates,
+            candidates,
             self.table.n,
             answer=answer,
             scores=scores,
-            picks=choice.picks,
-            primary=choice.primary,
-            shadows=choice.shadows,
+            picks=picks,
+            primary=primary,
+            shadows=shadows,
             eligibility=eligibility,
         )
         # The cohort is durable now; the rest brings memory in line with the journal.
-        self._primary, self._shadows = choice.primary, choice.shadows
+        self._primary, self._shadows = primary, shadows
         self._turn = turn.following()
         self._prepared = None
-        self._monitor.add(cohort.round, cohort.clients, self.active, len(choice.candidates))
+        self._monitor.add(cohort.round, cohort.clients, self.active, len(candidates))
         if cohort.size:
             self._pending.add(cohort)
             if self._referee is not None:
                 self._referee.ledger.count_cohort(cohort.round, cohort.clients)
         return cohort
-
-    def _choose(self, size: int | None, prepared: _PreparedRequest, answer: Answer | None) -> _Choice:
-        """Let the selector choose, then the shadows, without changing the session."""
-        turn, primary, shadows = self._turn, self._primary, self._shadows
-        slate, eligibility = prepared.slate, prepared.eligibility
-        if slate is None:
-            allowed = _NOBODY if eligibility is None else eligibility.allowed
-            return _Choice(_empty_cohort(eligibility), allowed, primary, shadows)
-        candidates = slate.candidates if eligibility is None else eligibility.allowed
-        cohort, primary = primary.select(slate, answer, turn.stream(streams.SELECTION))
-        if size is not None and len(candidates) < size:
-            short = {"reason": f"{size} asked for, {len(candidates)} available"}
-            cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
-        if not shadows.running:
-            return _Choice(cohort, candidates, primary, shadows)
-        picks = shadows.choose(turn, slate, answer)
-        return _Choice(cohort, candidates, primary, shadows.after(picks), picks)
 
     def _prepare(self, request: RoundRequest) -> _PreparedRequest:
         # query() and ask() get the same request object. The question must not be drawn again, because the answer
@@ -929,28 +913,6 @@ def _closed_on_error(journal: Journal) -> Iterator[None]:
 
 def _signer(sign: str | Path | None) -> Signer | None:
     return None if sign is None else Signer(sign)
-
-
-def _first_meta(
-    turn: Turn,
-    primary: StatefulSelector,
-    shadows: Shadows,
-    signals: frozenset[Signal] | None,
-    rules: Rules | None,
-    *,
-    audit: bool,
-) -> dict[str, Any]:
-    """Return the metadata of a new journal."""
-    return {
-        "seed": turn.seed,
-        "selector": describe(primary.selector),
-        "shadows": shadows.specs,
-        "signals": None if signals is None else sorted(s.name for s in signals),
-        "rules": None if rules is None else rules.to_dict(),
-        "host": None,
-        "audit": audit,
-        "asynchronous": turn.asynchronous,
-    }
 
 
 def _empty_cohort(eligibility: Eligibility | None) -> Cohort:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from fedcohort.journal.codec import freeze_state
 from fedcohort.session.outcomes import in_cohort_order, outcome_for
 from fedcohort.session.validation import check_cohort, check_query
 
+T = TypeVar("T")
 OWN = ""  # the name of a session's own selector; names of shadows are not empty
 
 
@@ -107,27 +109,20 @@ class StatefulSelector:
             return Slate(round_, 1, candidates, self.granted, busy)
         most = len(candidates)
         asked = most if size is None else min(int(size), most)
-        try:
-            chosen = int(self.selector.size(self.state, asked, most))
-        except (Exception, SystemExit) as error:
-            raise selector_error(self.selector, error, round_) from error
+        chosen = _call(self.selector, round_, lambda: int(self.selector.size(self.state, asked, most)))
         return Slate(round_, max(1, min(chosen, most)), candidates, self.granted)
 
     def query(self, slate: Slate, rng: np.random.Generator) -> Query | None:
         """Return the selector's question before it chooses, or None."""
-        try:
-            query = self.selector.query(self.state, slate, rng)
-        except (Exception, SystemExit) as error:
-            raise selector_error(self.selector, error, slate.round) from error
+        query = _call(self.selector, slate.round, lambda: self.selector.query(self.state, slate, rng))
         check_query(self.selector, query, slate.n)
         return query
 
     def select(self, slate: Slate, answer: Answer | None, rng: np.random.Generator) -> tuple[Cohort, StatefulSelector]:
         """Return the selector's cohort, and the selector after its choice."""
-        try:
-            cohort, state = self.selector.select(self.state, slate, answer, rng)
-        except (Exception, SystemExit) as error:
-            raise selector_error(self.selector, error, slate.round) from error
+        cohort, state = _call(
+            self.selector, slate.round, lambda: _pair(self.selector.select(self.state, slate, answer, rng))
+        )
         check_cohort(self.selector, cohort, slate)
         return cohort, self.with_state(freeze_state(state, slate.n))
 
@@ -141,17 +136,15 @@ class StatefulSelector:
     def learn(self, cohort: Cohort, replies: ReplyBlock) -> StatefulSelector:
         """Return the selector after a complete round."""
         outcome = outcome_for(self.selector, self.granted, cohort, replies)
-        try:
-            state = self.selector.update(self.state, outcome)
-        except (Exception, SystemExit) as error:
-            raise selector_error(self.selector, error, cohort.round) from error
+        state = _call(self.selector, cohort.round, lambda: self.selector.update(self.state, outcome))
         return self.with_state(freeze_state(state, self.granted.n))
 
     def grow(self, table: ClientTable, seed: int) -> StatefulSelector:
         """Return the selector after clients joined, which are the last in ``table``."""
         rng = streams.stream(seed, f"{streams.INITIALISATION}:{self.name}", self.granted.n)
         other = self.with_table(table)
-        other.state = freeze_state(other._grown(self.state, rng), table.n)
+        grown = _call(self.selector, None, lambda: self.selector.grow(self.state, other.granted, rng))
+        other.state = freeze_state(grown, table.n)
         return other
 
     def without(self, client: int, table: ClientTable, seed: int) -> StatefulSelector:
@@ -161,37 +154,35 @@ class StatefulSelector:
         per_client = [f.name for f in dataclasses.fields(self.state) if is_per_client(f)]
         # Growing an empty state, instead of calling init, keeps row widths that were decided by earlier rounds.
         empty = dataclasses.replace(self.state, **{field: getattr(self.state, field)[:0] for field in per_client})
-        fresh = other._grown(empty, rng)
+        fresh = _call(self.selector, None, lambda: self.selector.grow(empty, other.granted, rng))
         changes = {field: getattr(self.state, field).copy() for field in per_client}
         for field, rows in changes.items():
             rows[client] = getattr(fresh, field)[client]
         other.state = freeze_state(dataclasses.replace(self.state, **changes), table.n)
         return other
 
-    def _grown(self, state: Any, rng: np.random.Generator) -> Any:
-        """Return what the selector makes of ``state``, which has rows for the first clients only."""
-        try:
-            return self.selector.grow(state, self.granted, rng)
-        except (Exception, SystemExit) as error:
-            raise selector_error(self.selector, error) from error
-
 
 def _first_state(selector: Selector[Any], table: ClientTable, rng: np.random.Generator) -> Any:
     """Return the selector's state before the first round."""
     granted = table.granting(selector.requires)
+    return _call(selector, None, lambda: selector.init(granted, rng))
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    cohort, state = result  # within the selector's own code: it must return both
+    return cohort, state
+
+
+def _call(selector: Selector[Any], round_: int | None, step: Callable[[], T]) -> T:
+    """Call a selector's own code; whatever it raises becomes a :class:`SelectorError`, also an exit."""
     try:
-        return selector.init(granted, rng)
+        return step()
     except (Exception, SystemExit) as error:
-        raise selector_error(selector, error) from error
-
-
-def selector_error(selector: Selector[Any], error: BaseException, round_: int | None = None) -> SelectorError:
-    """Return the error for a selector whose own code raised ``error``."""
-    when = "" if round_ is None else f" in round {round_}"
-    text, hint = error_text(error), None
-    if isinstance(error, FedcohortError):
-        text, hint = f"{type(error).__name__}: {error.message}", error.hint
-    return SelectorError(
-        f"The selector {selector_name(selector)} raised an error{when}: {text.rstrip('.')}{error_place(error)}.",
-        hint=hint,
-    )
+        when = "" if round_ is None else f" in round {round_}"
+        text, hint = error_text(error), None
+        if isinstance(error, FedcohortError):
+            text, hint = f"{type(error).__name__}: {error.message}", error.hint
+        raise SelectorError(
+            f"The selector {selector_name(selector)} raised an error{when}: {text.rstrip('.')}{error_place(error)}.",
+            hint=hint,
+        ) from error
