@@ -137,16 +137,14 @@ def _print(rows: list[dict[str, Any]], level: float, show: int) -> None:
     """Print the ranking: ``show`` rows at each end, or all rows if it is 0."""
     columns = ["#rank", "client", "#duels won", f"{level:.0%} interval", "possible ranks", "#rounds"]
     columns += ["#true skewness"] if "true_skewness" in rows[0] else []
-    cells = [_cells(row) for row in rows]
+    cells = []
+    for row in rows:
+        ranks, interval = f"{row['best_rank']} to {row['worst_rank']}", f"{row['low']:.0%} to {row['high']:.0%}"
+        cells.append([row["rank"], row["client"], f"{row['win_rate']:.0%}", interval, ranks, row["rounds"]])
+        cells[-1] += [f"{row['true_skewness']:.3f}"] if "true_skewness" in row else []
     if show and len(cells) > 2 * show:
         cells = [*cells[:show], ["...", *[""] * (len(columns) - 1)], *cells[-show:]]
     out().print(table(columns, cells, title="clients from the least to the most skewed"))
-
-
-def _cells(row: dict[str, Any]) -> list[Any]:
-    ranks = f"{row['best_rank']} to {row['worst_rank']}"
-    line = [row["rank"], row["client"], f"{row['win_rate']:.0%}", f"{row['low']:.0%} to {row['high']:.0%}", ranks]
-    return [*line, row["rounds"], *([f"{row['true_skewness']:.3f}"] if "true_skewness" in row else [])]
 
 
 def configuration(

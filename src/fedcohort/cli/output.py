@@ -37,17 +37,10 @@ def out() -> Terminal:
     return Terminal(soft_wrap=not sys.stdout.isatty())
 
 
-def _python_value(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"cannot print {type(value).__name__} as JSON")
-
-
 def print_json(data: Any) -> None:
     """Print data as JSON on stdout; NaN becomes null, because JSON has no NaN."""
-    sys.stdout.write(json.dumps(_without_nan(data), indent=2, default=_python_value) + "\n")
+    # NumPy's arrays and numbers both have tolist; anything else is a mistake of ours.
+    sys.stdout.write(json.dumps(_without_nan(data), indent=2, default=lambda value: value.tolist()) + "\n")
 
 
 def _without_nan(value: Any) -> Any:

@@ -89,7 +89,10 @@ class Sessions(Parameterized):
             Seconds since the start, which is at midnight in the first time zone.
         """
         state = zlib.crc32(name.encode())
-        cycle = self.session + self.gap * self._own_gaps(clients, seed, state)
+        gaps = self.gap if self.own_gaps is None else np.asarray(self.own_gaps)[clients]
+        if self.variety and self.own_gaps is None:
+            gaps = self.gap * log_normals(self.variety, uniforms(seed, rng.DEVICES, clients, state, _GAP))
+        cycle = self.session + gaps
         begun = uniforms(seed, rng.DEVICES, clients, state, _PHASE) * cycle
         number = np.floor((time + begun) / cycle).astype(np.int64)
         zero = number * cycle - begun  # when this cycle began
@@ -102,7 +105,11 @@ class Sessions(Parameterized):
         end = start + length
         takes_place = np.ones(len(clients), np.bool_)
         if self.daily:
-            chance = self.activity(start / HOUR + self._offsets(clients, seed))
+            hour = start / HOUR
+            if self.zones != 1:  # a client's local time is the same for all states
+                place = uniforms(seed, rng.DEVICES, clients, _TIME_ZONE)
+                hour += 24 * (place if self.zones is None else np.floor(place * self.zones) / self.zones)
+            chance = self.activity(hour)
             takes_place = uniforms_each(seed, rng.DEVICES, clients, number, state, _WHETHER) < chance
         on = takes_place & (start <= time) & (time < end)
         # A client that is off may be on when its session begins, or after that (or without one), in the next cycle.
@@ -114,20 +121,6 @@ class Sessions(Parameterized):
         """Return the probability that a session at this local hour takes place."""
         chance: FloatArray = 1 - self.daily * (1 - np.cos(2 * np.pi * (hour - self.peak) / 24)) / 2
         return chance
-
-    def _own_gaps(self, clients: IntArray, seed: int, state: int) -> FloatArray | float:
-        if self.own_gaps is not None:
-            return np.asarray(self.own_gaps)[clients] / self.gap
-        if not self.variety:
-            return 1.0
-        return log_normals(self.variety, uniforms(seed, rng.DEVICES, clients, state, _GAP))
-
-    def _offsets(self, clients: IntArray, seed: int) -> FloatArray | float:
-        """Return by how many hours each client's local time is ahead, which is the same for all states."""
-        if self.zones == 1:
-            return 0.0
-        place = uniforms(seed, rng.DEVICES, clients, _TIME_ZONE)
-        return 24 * (place if self.zones is None else np.floor(place * self.zones) / self.zones)
 
 
 class Devices(NamedPart):

@@ -25,7 +25,7 @@ from fedcohort.scenario.federation import Federation
 from fedcohort.scenario.groups import Groups
 from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency
 from fedcohort.scenario.noise import LabelNoise
-from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
+from fedcohort.scenario.partition import PARTITIONS, Partition, Pool
 from fedcohort.scenario.predefined import Natural
 from fedcohort.scenario.shift import RELABEL, Shift, meant
 
@@ -146,7 +146,9 @@ class Scenario(Parameterized):
                 f"The server keeps {self.server_validation:,} samples of each class, which is the whole training set."
             )
         part = self.partition.assign(rest, rng.stream(seed, rng.DATA, _PARTITION))
-        places = _shuffle_within_clients(part, rng.stream(seed, rng.DATA, _SHUFFLE))
+        # In random order within each client, so that its last samples are a random share.
+        owner = np.repeat(np.arange(len(part.offsets) - 1, dtype=np.int32), np.diff(part.offsets))
+        places = part.places[np.lexsort((rng.stream(seed, rng.DATA, _SHUFFLE).random(len(owner)), owner))]
         true_labels = rest.labels[places].astype(np.int32)
         groups = None
         if self.shift.views:
@@ -163,13 +165,18 @@ class Scenario(Parameterized):
             traits["noise_drawn"] = drawn
         if self.devices is not None:
             self.devices.check_clients(len(part.offsets) - 1)
+        # The rounded share, but at least one sample if a client has two or more.
+        sizes, held_out = np.diff(part.offsets), np.zeros(len(part.offsets) - 1, dtype=np.int64)
+        if self.validation:
+            rounded = np.floor(self.validation * sizes + 0.5).astype(np.int64)
+            held_out = np.where(sizes >= 2, np.clip(rounded, 1, np.maximum(sizes - 1, 1)), 0)
         federation = Federation(
             indices=rest.positions[places].astype(np.int32),
             offsets=part.offsets,
             labels=noisy,
             true_labels=true_labels,
             classes=pool.classes,
-            validation=self._validation_sizes(np.diff(part.offsets)),
+            validation=held_out,
             noise_rate=exact,
             server_validation=pool.positions[kept].astype(np.int32),
             traits=traits,
@@ -200,14 +207,6 @@ class Scenario(Parameterized):
         starts = np.concatenate([[0], np.cumsum(pool.counts)])[:-1]
         kept: IntArray = np.sort(by_class[(starts[:, None] + np.arange(self.server_validation)).reshape(-1)])
         return kept
-
-    def _validation_sizes(self, sizes: IntArray) -> IntArray:
-        """Return how many samples each client holds out: its rounded share, but at least one if it has two or more."""
-        if self.validation == 0:
-            return np.zeros(len(sizes), dtype=np.int64)
-        rounded = np.floor(self.validation * sizes + 0.5).astype(np.int64)
-        held: IntArray = np.where(sizes >= 2, np.clip(rounded, 1, np.maximum(sizes - 1, 1)), 0)
-        return held
 
     def available(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
         """Return which clients can take part in a round (N,); with devices, those that are on at the start."""
@@ -444,10 +443,3 @@ def _part_from(kind: str, value: Any, base: Any) -> Any:
                 hint=suggest(str(key), known),
             )
     return dataclasses.replace(base, **values)
-
-
-def _shuffle_within_clients(part: Assignment, draw: np.random.Generator) -> IntArray:
-    """Return the places in random order within each client, so that its last samples are a random share."""
-    sizes = np.diff(part.offsets)
-    owner = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    return part.places[np.lexsort((draw.random(len(part.places)), owner))]

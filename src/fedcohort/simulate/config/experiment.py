@@ -58,6 +58,7 @@ starts.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -384,7 +385,12 @@ class Configuration:
         if not isinstance(changes, list) or not all(isinstance(item, Mapping) for item in changes):
             raise ConfigError(f"'settings' must be tables, [[settings]]. Got {short_repr(changes)}.")
         # Checked before anything is built, so that a typing error in a sweep cannot fill the memory with plans.
-        _check_count(max(len(changes), 1), len(entries), len(seeds))
+        counts = (max(len(changes), 1), len(entries), len(seeds))
+        if math.prod(counts) > MAX_RUNS:
+            raise ConfigError(
+                f"An experiment has at most {MAX_RUNS:,} runs. Got {math.prod(counts):,}: {counts[0]} settings x "
+                f"{counts[1]} selectors x {counts[2]} seeds."
+            )
         parts = _build(table, ["task", "data", "scenario", *_PLAIN, *_NAMED], {})
         selectors = {label: _Chosen.of(label, entry) for label, entry in entries.items()}
         settings = []
@@ -440,7 +446,13 @@ class Configuration:
         if not Text().admits(name):
             raise ConfigError(f"'name' must be a non-empty string. Got {name!r}.")
         plans, options = self.plans(), self.parts["run"]
-        _check_targets(options.targets, self.parts["task"])
+        metric = self.parts["task"].judged_by
+        wrong = [target for target in options.targets if metric.share and not 0 <= target <= 1]
+        if wrong:
+            raise ConfigError(
+                f"In the section [run]: the 'targets' are values of {metric.name}, in [0, 1]. Got {wrong[0]:g}.",
+                hint="62% is 0.62",
+            )
         _check_known("baseline", options.baseline, "label of a selector", list(self.selectors))
         titles = [setting.name for setting in self.settings if setting.name]
         _check_known("reference", options.reference, "name of a setting", titles)
@@ -458,7 +470,18 @@ class Configuration:
         table, parts = self.table, self.parts
         changes = table.get("settings", [])
         complete: dict[str, Any] = {"name": name, "seeds": self.seeds}
-        complete["data"] = _complete_data(parts["data"], parts["task"])
+        source = parts["data"].source
+        complete["data"] = (
+            {**values_of(parts["data"]), **values_of(source)}
+            if not isinstance(source, InMemory)
+            else {
+                # The experiment writes data in memory to this file.
+                "name": "file",
+                "path": MEMORY_FILE,
+                "target": parts["task"].target,
+                "integers": source.dataset.x_train.dtype.kind == "i",
+            }
+        )
         complete["task"] = _describe(TASKS, parts["task"])
         complete |= {section: values_of(parts[section]) for section in _PLAIN if parts[section] is not None}
         complete["scenario"] = parts["scenario"].to_dict()
@@ -523,29 +546,11 @@ def _seeds(value: Any) -> list[int]:
     )
 
 
-def _check_count(settings: int, selectors: int, seeds: int) -> None:
-    count = settings * selectors * seeds
-    if count > MAX_RUNS:
-        raise ConfigError(
-            f"An experiment has at most {MAX_RUNS:,} runs. Got {count:,}: {settings} settings x {selectors} selectors "
-            f"x {seeds} seeds."
-        )
-
-
 def _check_known(option: str, value: str | None, kind: str, known: list[str]) -> None:
     if value is not None and value not in known:
         raise ConfigError(
             f"The {option} {value!r} is not the {kind}. Known: {', '.join(known) or 'none'}.",
             hint=suggest(value, known),
-        )
-
-
-def _check_targets(targets: Sequence[float], task: Task) -> None:
-    wrong = [target for target in targets if task.judged_by.share and not 0 <= target <= 1]
-    if wrong:
-        raise ConfigError(
-            f"In the section [run]: the 'targets' are values of {task.judged_by.name}, in [0, 1]. Got {wrong[0]:g}.",
-            hint="62% is 0.62",
         )
 
 
@@ -599,11 +604,3 @@ def _with_absolute_name(section: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {**value, "name": _with_absolute_name(section, value["name"])} if "name" in value else value
     return resolve_reference(value)[1] if isinstance(value, str) and is_reference(value) else value
-
-
-def _complete_data(data: DataOptions, task: Task) -> dict[str, Any]:
-    """Return the section ``[data]``; for data in memory it names the file that the experiment writes them to."""
-    if not isinstance(data.source, InMemory):
-        return {**values_of(data), **values_of(data.source)}
-    integers = data.source.dataset.x_train.dtype.kind == "i"
-    return {"name": "file", "path": MEMORY_FILE, "target": task.target, "integers": integers}

@@ -30,43 +30,32 @@ def selector_entries(selectors: object, known: Table | None = None) -> dict[str,
     >>> selector_entries(["uniform", {"eager": {"name": "fedcor", "warmup": 5}}])
     {'uniform': {}, 'eager': {'name': 'fedcor', 'warmup': 5}}
     """
-    if isinstance(selectors, Mapping):
-        return {_label(label): _entry(str(label), value) for label, value in selectors.items()}
-    if isinstance(selectors, (str, Selector, type)):
+    if isinstance(selectors, (str, Mapping, Selector, type)):
         selectors = [selectors]
-    if not isinstance(selectors, Iterable):
-        raise InputError(f"'selectors' must be {_SELECTORS}. Got {short_repr(selectors)}.")
     entries: dict[str, Any] = {}
-    for item in selectors:
-        _add_entries(entries, item, known or {})
+    for item in selectors if isinstance(selectors, Iterable) else ():
+        if isinstance(item, Mapping):
+            named = {_label(label): _entry(str(label), value) for label, value in item.items()}
+        elif isinstance(item, str) and is_reference(item):
+            named = {str(getattr(SELECTORS.get(item), "name", item)): {"name": item}}
+        elif isinstance(item, str):
+            named = {item: _entry(item, (known or {}).get(item))}
+        else:
+            cls = item if isinstance(item, type) else type(item)
+            named = {str(getattr(cls, "name", cls.__name__)): _entry(type(item).__name__, item)}
+        for name, entry in named.items():
+            # Two files may each have a class of this name.
+            label = item if name in entries and isinstance(item, str) and is_reference(item) else name
+            if label in entries:
+                raise InputError(
+                    f"'selectors' has two entries called {label!r}.",
+                    hint='give each its own label: {"first": {"name": "oort"}, ...}; on the command line, --sweep '
+                    "compares values of a parameter, and a configuration has a section for each label",
+                )
+            entries[label] = entry
     if not entries:
         raise InputError(f"'selectors' must be {_SELECTORS}. Got {short_repr(selectors)}.")
     return entries
-
-
-def _add_entries(entries: dict[str, Any], item: object, known: Table) -> None:
-    for name, entry in _label_entries(item, known).items():
-        # Two files may each have a class of this name.
-        label = item if name in entries and isinstance(item, str) and is_reference(item) else name
-        if label in entries:
-            raise InputError(
-                f"'selectors' has two entries called {label!r}.",
-                hint='give each its own label: {"first": {"name": "oort"}, ...}; on the command line, --sweep compares '
-                "values of a parameter, and a configuration has a section for each label",
-            )
-        entries[label] = entry
-
-
-def _label_entries(item: object, known: Table) -> dict[str, Any]:
-    if isinstance(item, Mapping):
-        return {_label(label): _entry(str(label), value) for label, value in item.items()}
-    if not isinstance(item, str):
-        entry = _entry(type(item).__name__, item)
-        cls = item if isinstance(item, type) else type(item)
-        return {str(getattr(cls, "name", cls.__name__)): entry}
-    if is_reference(item):
-        return {str(getattr(SELECTORS.get(item), "name", item)): {"name": item}}
-    return {item: _entry(item, known.get(item))}
 
 
 def _label(label: object) -> str:

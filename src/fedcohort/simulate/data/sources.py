@@ -267,10 +267,6 @@ def idx_sum(array: AnyArray, kind: str) -> str:
     return digest.hexdigest()
 
 
-def _sha256(array: AnyArray) -> str:
-    return hashlib.sha256(array.data).hexdigest()
-
-
 _IDX = {
     "x_train": ("train-images-idx3-ubyte", "train-images.idx3-ubyte"),
     "y_train": ("train-labels-idx1-ubyte", "train-labels.idx1-ubyte"),
@@ -453,7 +449,13 @@ class Cifar10(FileSource):
             return None
         data = assemble(self.name, where, arrays, class_names=self.labels, shape=(32, 32, 3))
         if self.check:
-            _verify(where, arrays, official=50_000, sums=self.sums, digest=_sha256)
+            _verify(
+                where,
+                arrays,
+                official=50_000,
+                sums=self.sums,
+                digest=lambda array: hashlib.sha256(array.data).hexdigest(),
+            )
         return data
 
     def _read_delta(self, paths: list[Path]) -> dict[str, AnyArray]:

@@ -44,7 +44,8 @@ def dataset_of_tables(name: str, tables: list[TableFile], options: OwnFile) -> D
     for column in features:
         parts = [table.feature(column) for table in tables]
         if len({part.dtype.kind for part in parts}) > 1:
-            raise InputError(f"The column {column!r} holds numbers in one of {_titles(tables)} and text in the other.")
+            titles = " and ".join(table.title for table in tables)
+            raise InputError(f"The column {column!r} holds numbers in one of {titles} and text in the other.")
         if parts[0].dtype.kind != "U":
             for held, part in zip(columns, parts, strict=True):
                 held.append(part)
@@ -83,10 +84,6 @@ def dataset_of_tables(name: str, tables: list[TableFile], options: OwnFile) -> D
 def memory_bytes() -> int:
     """Return the bytes of memory, which a small file may claim to exceed."""
     return memory_limit() or sys.maxsize
-
-
-def _titles(tables: list[TableFile]) -> str:
-    return " and ".join(table.title for table in tables)
 
 
 def _is_number(text: str) -> bool:

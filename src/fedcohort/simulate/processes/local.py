@@ -193,7 +193,7 @@ class LocalDriver:
                 elif self.simulation.stopping:
                     self._end(worker)
             case "failed":
-                error = _unpack_error(value)
+                error = pickle.loads(value) if isinstance(value, bytes) else _WorkerError(f"A process failed:\n{value}")
                 if isinstance(error, _NO_MEMORY) and len(self.workers) > 1:
                     self._continue_without(worker)
                     return True
@@ -244,11 +244,3 @@ class LocalDriver:
         if worker.group is not None:
             self._todo.appendleft(worker.group)
         self._start().send(self._ends)
-
-
-def _unpack_error(value: bytes | str) -> BaseException:
-    """Return the error that a worker raised."""
-    if isinstance(value, str):
-        return _WorkerError(f"A worker process failed:\n{value}")
-    error: BaseException = pickle.loads(value)
-    return error

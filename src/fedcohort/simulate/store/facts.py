@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedcohort.core.archives import ArchiveError, array_shapes, read_arrays
-from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.core.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -36,18 +35,12 @@ def read_facts(path: Path) -> FederationFacts:
         raise ArchiveError("its arrays disagree about the number of clients")
     if any(array.dtype.kind not in "iuf" for array in facts):
         raise ArchiveError("its arrays are not numbers")
-    groups, group_names = _read_groups(arrays, len(sizes))
-    return FederationFacts(counts, true, sizes, noise, names, groups, group_names)
-
-
-def _read_groups(arrays: Mapping[str, AnyArray], clients: int) -> tuple[IntArray | None, tuple[str, ...]]:
-    """Return the group of each client and the groups' names; a federation may have none."""
-    if "groups" not in arrays:
-        return None, ()
-    groups, names = np.asarray(arrays["groups"]), tuple(map(str, arrays["group_names"].tolist()))
-    if groups.shape != (clients,) or groups.dtype.kind not in "iu" or not np.all((groups >= 0) & (groups < len(names))):
+    if "groups" not in arrays:  # a federation may have none
+        return FederationFacts(counts, true, sizes, noise, names)
+    groups, titles = np.asarray(arrays["groups"]), tuple(map(str, arrays["group_names"].tolist()))
+    if groups.shape != sizes.shape or groups.dtype.kind not in "iu" or not np.isin(groups, range(len(titles))).all():
         raise ArchiveError("its groups do not fit its clients")
-    return groups, names
+    return FederationFacts(counts, true, sizes, noise, names, groups, titles)
 
 
 def count_clients(path: Path) -> int:

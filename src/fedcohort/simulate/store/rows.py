@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray
 from fedcohort.simulate.arrow import arrow
 from fedcohort.simulate.store.results import rounds_schema
 
@@ -40,14 +39,9 @@ class RowBuffer:
             if field.name == "run":
                 columns.append(pa.array(values, pa.string()).dictionary_encode().cast(field.type))
             elif pa.types.is_list(field.type):
-                columns.append(_lists(values, field.type))
+                offsets = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int32)
+                items = pa.array(np.concatenate(values), field.type.value_type)
+                columns.append(pa.ListArray.from_arrays(pa.array(offsets), items))
             else:
                 columns.append(pa.array(values, field.type))
         return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _lists(values: list[AnyArray], kind: pa.DataType) -> pa.Array:
-    """Build a column of lists from one array per row."""
-    pa = arrow()
-    offsets = np.concatenate([[0], np.cumsum([len(v) for v in values])]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(values), kind.value_type))
