@@ -21,6 +21,7 @@ from fedcohort.scenario.availability import AVAILABILITIES, Always, Availability
 from fedcohort.scenario.classwise import Iid
 from fedcohort.scenario.counter_rng import uniforms
 from fedcohort.scenario.devices import DEVICES, Devices
+from fedcohort.scenario.drift import Drift
 from fedcohort.scenario.federation import Federation
 from fedcohort.scenario.groups import Groups
 from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency
@@ -30,7 +31,7 @@ from fedcohort.scenario.predefined import Natural
 from fedcohort.scenario.shift import RELABEL, Shift, meant
 
 # Positions in the data stream. Never renumber them: every seeded federation would change.
-_SERVER, _PARTITION, _SHUFFLE, _NOISE, _SHIFT = 0, 1, 2, 3, 4
+_SERVER, _PARTITION, _SHUFFLE, _NOISE, _SHIFT, _DRIFT = 0, 1, 2, 3, 4, 5
 _WHETHER, _WHEN = 0, 1  # positions in the failure stream
 
 
@@ -78,6 +79,7 @@ class Scenario(Parameterized):
     latency: Latency = dataclasses.field(default_factory=NoLatency)
     availability: Availability = dataclasses.field(default_factory=Always)
     devices: Devices | None = None  # replaces latency and availability by a clock
+    drift: Drift | None = None  # data that change in a round
     failure: float = param(0.0, Interval(float, 0, 1, "left"), "probability that a client fails during a round")
     rare_slowness: float = param(
         1.0,
@@ -99,7 +101,7 @@ class Scenario(Parameterized):
         super().__post_init__()
         for name, kind in _PARTS.items():
             value = getattr(self, name)
-            if not isinstance(value, kind) and not (name == "devices" and value is None):
+            if not isinstance(value, kind) and not (name in _OPTIONAL and value is None):
                 raise ParameterError(
                     f"The '{name}' of a scenario must be a {kind.__name__} object. Got {value!r}.",
                     hint="Scenario.from_dict accepts names and tables",
@@ -189,6 +191,10 @@ class Scenario(Parameterized):
         if groups is None and pool.classes > 1:
             return dataclasses.replace(federation, groups=Groups.by_class(federation.main_class))
         return federation
+
+    def before(self, federation: Federation, *, seed: int) -> Federation | None:
+        """Return what clients hold until the drift; None if nothing changes."""
+        return None if self.drift is None else self.drift.before(federation, rng.stream(seed, rng.DATA, _DRIFT))
 
     def _server_share(self, pool: Pool, draw: np.random.Generator) -> IntArray:
         """Return the sorted places of ``server_validation`` random samples of each class."""
@@ -294,6 +300,7 @@ class Scenario(Parameterized):
             f"partition     {self.partition.describe()}",
             f"label noise   {self.noise.describe()}",
             *([f"shift         {self.shift.describe()}"] if self.shift.views else []),
+            *([f"drift         {self.drift.describe()}"] if self.drift else []),
         ]
         if self.devices is not None:
             lines.append(f"devices       {self.devices.describe()}")
@@ -402,8 +409,14 @@ _PARTS: dict[str, type] = {
     "latency": Latency,
     "availability": Availability,
     "devices": Devices,
+    "drift": Drift,
 }
-_UNNAMED = {"noise": "{level = 0.15}", "shift": '{views = ["rotate"], share = 0.2}'}
+_OPTIONAL = ("devices", "drift")
+_UNNAMED = {
+    "noise": "{level = 0.15}",
+    "shift": '{views = ["rotate"], share = 0.2}',
+    "drift": '{kind = "class", at = 20}',
+}
 _REGISTRIES: dict[str, Registry[Any]] = {
     "partition": PARTITIONS,
     "latency": LATENCIES,
@@ -430,6 +443,8 @@ def _part_from(kind: str, value: Any, base: Any) -> Any:
         allowed = "a name or a table" if named else f"a table such as {_UNNAMED[kind]}"
         raise ParameterError(f"The '{kind}' of a scenario must be {allowed}. Got {value!r}.")
     values = {"name": value} if isinstance(value, str) else dict(value)
+    if kind == "drift" and base is None:
+        base = Drift()
     if named:
         name = values.pop("name", "drawn" if base is None else base.name)
         # A name on its own means the part with its defaults, also where the preset has other parameters.

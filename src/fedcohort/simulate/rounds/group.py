@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from fedcohort.simulate.data import Dataset
 
 log = logging.getLogger(__name__)
+BEFORE = " before"  # ends the key of what the clients of a federation hold before a drift
 OnRound = Callable[[RunInfo, Mapping[str, Any]], None]
 
 
@@ -85,6 +86,10 @@ class Group:
         self._allow_other_engine = allow_other_engine
         self._journals = journals
         used = {key: federations[key] for key in keys}
+        for plan, key in zip(plans, keys, strict=True):  # what clients hold before a drift is a federation too
+            before = plan.scenario.before(federations[key], seed=plan.seed)
+            if before is not None:
+                used[f"{key}{BEFORE}"] = before
         first = plans[0]
         views = Views(dataset, list(used.values()))
         contexts = _contexts(used, views, first)
@@ -112,7 +117,7 @@ class Group:
         }
         size = self.engine.n_params
         self.runs = [
-            Run(plan, i, contexts[key], size, self.engine.n_trainable, dataset.outputs)
+            Run(plan, i, contexts[key], size, self.engine.n_trainable, dataset.outputs, contexts.get(f"{key}{BEFORE}"))
             for i, (plan, key) in enumerate(zip(plans, keys, strict=True))
         ]
         # All selectors of a seed start from the same model, so only their choice of clients makes a difference.
@@ -617,8 +622,12 @@ def _contexts(federations: Mapping[str, Federation], views: Views, first: RunPla
     """Return what runs on one federation share, by the federation's key."""
     classes = first.task.has_classes
     judged = classes and first.task.judged_by.is_accuracy  # groups of clients are compared only by accuracy
+    # Before a drift, models are judged by what clients need after it, unless that is another view of the samples.
+    judges = {key: views.judge(f) for key, f in federations.items() if judged and not key.endswith(BEFORE)}
     return {
-        key: FederationContext.of(federation, i, classes, views.judge(federation) if judged else None)
+        key: FederationContext.of(
+            federation, i, classes, None if federation.groups is None else judges.get(key.removesuffix(BEFORE))
+        )
         for i, (key, federation) in enumerate(federations.items())
     }
 

@@ -202,7 +202,9 @@ def _federation_identity(plan: RunPlan) -> str:
     """Return a key of a run's federation."""
     scenario = plan.scenario.to_dict()
     # Only what decides which samples and labels a client has. Latency, availability and failures change neither.
-    owns = {key: scenario.get(key) for key in ("partition", "noise", "shift", "validation", "server_validation")}
+    owns = {
+        key: scenario.get(key) for key in ("partition", "noise", "shift", "drift", "validation", "server_validation")
+    }
     return _identity([_data_key(plan.data), owns, plan.seed])
 
 

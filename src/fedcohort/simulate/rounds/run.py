@@ -273,11 +273,18 @@ class Run:
     """A run and everything about it that changes, except its model, which is a row of the group's tensor."""
 
     def __init__(
-        self, plan: RunPlan, row: int, context: FederationContext, numbers: int, trainable: int, classes: int
+        self,
+        plan: RunPlan,
+        row: int,
+        context: FederationContext,
+        numbers: int,
+        trainable: int,
+        classes: int,
+        before: FederationContext | None = None,
     ) -> None:
         self.plan = plan
         self.row = row  # of the group's models
-        self.context = context
+        self._before, self._after = before, context  # before a drift the clients hold other samples
         self.federation = federation = context.federation
         self.session: Session
         self.memory: Memory | None = None
@@ -355,6 +362,12 @@ class Run:
     def running(self) -> bool:
         """Whether the run is not over."""
         return self.state == "running"
+
+    @property
+    def context(self) -> FederationContext:
+        """What all runs on this federation share, as it is in this round."""
+        drift = self.plan.scenario.drift
+        return self._after if self._before is None or drift is None or self.round >= drift.at else self._before
 
     @property
     def table(self) -> ClientTable:
