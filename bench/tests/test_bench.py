@@ -29,8 +29,8 @@ from fedcohort_bench.benchmark import (
     table,
 )
 from fedcohort_bench.benchmark.frozen import Frozen, check_same, code_hash
-from fedcohort_bench.benchmark.page import claims, page, robustness
-from fedcohort_bench.benchmark.run import begin, every_selector, read_scores
+from fedcohort_bench.benchmark.page import claims, matrix, page, robustness
+from fedcohort_bench.benchmark.run import begin, every_selector, plan, read_scores, write_scores
 from fedcohort_bench.benchmark.scores import Scores, SelectorScore
 from fedcohort_bench.benchmark.suite import DATASETS, kinds
 from fedcohort_bench.launch import Launcher
@@ -423,3 +423,21 @@ def test_it_stops_in_time_and_goes_on(command, tmp_path):
     assert stopped.returncode == 130 and "continue with: fedcohort bench --resume" in stopped.stderr
     assert command(*words).returncode == 0
     assert json.loads((tmp_path / "b" / "bench.json").read_text())["purpose"] == "trial"
+
+
+def test_any_selector_can_be_the_baseline(tmp_path, capsys):
+    out = tmp_path / "x"
+    config, _ = plan("digits", {"oort": {}, "fedcs": {}}, [1, 2], settings=["iid"], quick=False, baseline="oort")
+    config["run"]["rounds"] = 4
+    begin(config, out, CPU).run()
+    scores = write_scores(out)
+    assert scores.baseline == "oort" and {line.label for line in scores.lines} == {"uniform", "fedcs"}
+    against = write_scores(out, baseline="uniform")
+    mine, theirs = (next(s for s in each.lines if s.label == label) for each, label in
+                    ((scores, "uniform"), (against, "oort")))  # fmt: skip
+    np.testing.assert_allclose(mine.gain["iid"], -theirs.gain["iid"])
+    assert "over oort" in matrix(scores).title and "uniform" not in matrix(scores).title
+    stored = Scores.from_dict(scores.to_dict())
+    assert stored.baseline == "oort" and stored.to_dict() == scores.to_dict() and "Gain over oort" in page(stored)
+    with pytest.raises(InputError, match="not among the selectors"):
+        plan("digits", {"oort": {}}, [1], baseline="oor")

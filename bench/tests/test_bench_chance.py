@@ -99,7 +99,7 @@ def scored(monkeypatch):
     def of(**settings):
         boards = [leaderboard(name, runs, Options(targets=(0.4,), terminal=10)) for name, runs in settings.items()]
         config = {"data": {"name": "digits"}, "run": {"rounds": 60}}
-        return score(SimpleNamespace(path=None, config=config, leaderboards=lambda: boards))
+        return score(SimpleNamespace(path=None, config=config, leaderboards=lambda baseline: boards))
 
     return of
 

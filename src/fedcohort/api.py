@@ -251,13 +251,14 @@ def _run_new(
 
 def _finish(simulation: Simulation, quiet: bool) -> Results:
     """Run an experiment to its end and return its results."""
-    from fedcohort.simulate.play import play
+    from fedcohort.simulate.play import play, say_notes
 
     console = err(quiet)
     if play(simulation, console) == "interrupted":
         say(console, f"interrupted; results so far are in {simulation.out}, and run() with that folder continues")
         raise KeyboardInterrupt
     results = load(simulation.out)
+    say_notes(simulation, console)
     for text in results.warnings():
         say(console, f"warning: {text}", style="yellow")
     return results

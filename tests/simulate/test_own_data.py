@@ -411,3 +411,8 @@ def test_the_task_of_a_comparison_decides_what_arrays_and_frames_predict(frame):
     with pytest.raises(InputError) as caught:
         compared(selectors=["uniform"], data=data, **options)
     assert "regression" in caught.value.hint
+
+
+def test_a_baseline_that_is_not_compared_is_refused():
+    with pytest.raises(ConfigError, match="oort"):
+        compared(selectors=["uniform", "fedcbs"], baseline="oort")

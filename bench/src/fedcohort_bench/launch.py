@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedcohort.core.terminal import err
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.play import play
+from fedcohort.simulate.play import play, say_notes
 from fedcohort.simulate.runner import Simulation
 
 
@@ -58,4 +58,6 @@ class Launcher:
 
     def run(self, simulation: Simulation) -> bool:
         """Run an experiment; return whether it finished. It can be continued if it did not."""
-        return play(simulation, self.console, until=self.until) == "finished"
+        finished = play(simulation, self.console, until=self.until) == "finished"
+        say_notes(simulation, self.console)
+        return finished

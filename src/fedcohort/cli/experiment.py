@@ -15,7 +15,7 @@ from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.terminal import err, say
 from fedcohort.simulate.leaderboard import leaderboard_table
 from fedcohort.simulate.leaderboard.table import FEW
-from fedcohort.simulate.play import play
+from fedcohort.simulate.play import play, say_notes
 from fedcohort.simulate.store.results import Results, load
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def execute(
     else:
         print_tables([leaderboard_table(board, columns=columns) for board in boards], out())
     say(console, f"done in {time.monotonic() - began:.1f} s; results in {simulation.out}")
+    say_notes(simulation, console)
     for text in results.warnings():
         say(console, f"warning: {text}", style="yellow")
     if any(run.state in ("diverged", "failed") for run in results.runs):

@@ -169,4 +169,6 @@ def _write(output: Path, page: str) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_file(output.resolve(), page.encode())
     except OSError as error:
-        raise InputError(f"The report {output} could not be written: {error.strerror}.") from error
+        raise InputError(
+            f"The report {output} could not be written: {error.strerror}.", hint="name another file with --output"
+        ) from error

@@ -76,7 +76,8 @@ def compared(
     if selectors is not None:
         entries = table["selectors"] = selector_entries(selectors, table.get("selectors", {}))
         # A baseline or a sweep of the base configuration may be of a selector that is gone.
-        table["run"] = {key: item for key, item in table["run"].items() if key != "baseline" or item in entries}
+        bases = (*entries, baseline)
+        table["run"] = {key: item for key, item in table["run"].items() if key != "baseline" or item in bases}
         if "sweep" in table:
             table["sweep"] = {label: grid for label, grid in table["sweep"].items() if label in entries}
     if sweep:

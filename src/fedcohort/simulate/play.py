@@ -35,10 +35,8 @@ def play(simulation: Simulation, console: Console, *, until: float = math.inf) -
         When to stop after the current round, by ``time.monotonic``.
     """
     experiment, prepared = simulation.experiment, simulation.prepared
-    # Whoever continues an experiment has read the notes on its configuration.
-    notes = () if simulation.resumed else experiment.notes
-    for note in (*notes, *(remark for dataset in prepared.datasets.values() for remark in dataset.remarks)):
-        say(console, f"note: {note}")
+    for remark in (remark for dataset in prepared.datasets.values() for remark in dataset.remarks):
+        say(console, f"note: {remark}")
     runs, groups = quantity(len(experiment.plans), "run"), quantity(len(prepared.groups), "lock-step group")
     say(console, f"{runs} in {groups}, {simulation.total} rounds in total; results in {simulation.out}")
     simulation.listeners.append(Progress(console, Metric.of(experiment.table.get("task"))))
@@ -49,6 +47,12 @@ def play(simulation: Simulation, console: Console, *, until: float = math.inf) -
             return simulation.run()
         except KeyboardInterrupt:
             return "interrupted"
+
+
+def say_notes(simulation: Simulation, console: Console) -> None:
+    """Say below the result which settings were chosen for the user; whoever continues an experiment has read them."""
+    for note in () if simulation.resumed else simulation.experiment.notes:
+        say(console, f"note: {note}")
 
 
 @contextmanager

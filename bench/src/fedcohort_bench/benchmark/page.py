@@ -41,10 +41,10 @@ def matrix(scores: Scores) -> Table:
         )
     return Table(
         name="benchmark",
-        title="Gain over uniform, points of terminal accuracy",
+        title=f"Gain over {scores.baseline}, points of terminal accuracy",
         columns=("selector", "mean", "worst", *scores.settings),
         rows=tuple(rows),
-        note="In brackets: what the worst setting would be on average if no setting differed from uniform.",
+        note=f"In brackets: what the worst setting would be on average if no setting differed from {scores.baseline}.",
     )
 
 
@@ -66,10 +66,10 @@ def robustness(scores: Scores) -> Table:
         cells += [_speed(line, name, len(scores.settings)) for name in ("rounds", "seconds", "bytes")]
         rows.append((Cell(line.label), *cells))
     head = ("selector", "mean gain", "rank", "worst run", "lost", "reached", "rounds", "seconds", "bytes")
-    title = "Ranks, robustness, and savings in reaching uniform's accuracy"
+    title = f"Ranks, robustness, and savings in reaching {scores.baseline}'s accuracy"
     note = (
-        "Lost: pairs of runs of which one diverged or failed. Rounds, seconds and bytes: uniform's to the target "
-        "divided by this one's, over the settings that tell; ≤ and ≥ where runs never arrived."
+        f"Lost: pairs of runs of which one diverged or failed. Rounds, seconds and bytes: {scores.baseline}'s to the "
+        "target divided by this one's, over the settings that tell; ≤ and ≥ where runs never arrived."
     )
     return Table("robustness", title, head, tuple(rows), note=note)
 
@@ -80,7 +80,7 @@ def _speed(line: SelectorScore, measure: str, settings: int) -> Cell:
 
 
 def minorities(scores: Scores) -> Table:
-    """Return what the worst group gains over uniform's worst group, in points, by selector and setting."""
+    """Return what the worst group gains over the baseline's worst group, in points, by selector and setting."""
     measured = [name for name in scores.settings if any(name in line.minority for line in scores.lines)]
     rows = []
     for line in scores.lines:
@@ -92,7 +92,7 @@ def minorities(scores: Scores) -> Table:
         "A group is the clients with the same view, the clients with the same main class, or one owner. With more than "
         "50 owners, the worst tenth of clients takes the place of the worst group."
     )
-    title = "Gain of the worst group over uniform's worst group, points of accuracy"
+    title = f"Gain of the worst group over {scores.baseline}'s worst group, points of accuracy"
     return Table("minorities", title, ("selector", "mean", "worst", *measured), tuple(rows), note=note)
 
 
@@ -105,7 +105,7 @@ def _group(line: SelectorScore, setting: str, seeds: int) -> Cell:
 
 
 def claims(scores: Scores, label: str) -> Table:
-    """Return for each setting whether a selector is worse than uniform by more than half a point."""
+    """Return for each setting whether a selector is worse than the baseline by more than half a point."""
     line = next(line for line in scores.lines if line.label == label)
     rows = []
     for claim in line.claims:
@@ -115,7 +115,7 @@ def claims(scores: Scores, label: str) -> Table:
         rows.append((Cell(claim.setting), _with_interval(claim.gain), Cell(claim.verdict), *other))
     return Table(
         "claims",
-        f"Is {label} worse than uniform by more than half a point?",
+        f"Is {label} worse than {scores.baseline} by more than half a point?",
         ("setting", "mean", "verdict", "worst group", "verdict "),
         tuple(rows),
         note="Points; ±: 95% interval over seeds, for one setting alone. Worse, or no worse: the mean differs from "

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
 from fedcohort.core.protocol import SELECTORS, Selector
+from fedcohort.core.registry import suggest
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import to_toml
 from fedcohort.simulate.data import Dataset
@@ -58,6 +59,7 @@ def plan(
     quick: bool = False,
     folder: str | None = None,
     columns: Mapping[str, str] | None = None,
+    baseline: str | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a benchmark as an experiment's configuration, and notes on what was decided for the user.
 
@@ -76,10 +78,15 @@ def plan(
         Where the datasets are.
     columns : mapping, optional
         The columns ``label`` and ``client`` of the user's own table.
+    baseline : str, optional
+        One of the selectors to compare with, instead of uniform; such a result is no submission.
     """
     chosen, rounds = _trial(seeds, quick)
     if not isinstance(data, str) or data not in DATASETS:
-        return own_table(data, selectors, chosen, columns=columns, folder=folder, settings=settings, rounds=rounds)
+        config, notes = own_table(
+            data, selectors, chosen, columns=columns, folder=folder, settings=settings, rounds=rounds
+        )
+        return _with_baseline(config, baseline), notes
     if columns:
         raise InputError(
             f"{' and '.join(columns)} name columns of a table of your own, but {data!r} is a dataset of the benchmark.",
@@ -88,7 +95,19 @@ def plan(
     config = table(data, selectors, chosen, settings=settings, rounds=rounds)
     if folder is not None:
         config["data"]["folder"] = folder
-    return config, []
+    return _with_baseline(config, baseline), []
+
+
+def _with_baseline(config: dict[str, Any], baseline: str | None) -> dict[str, Any]:
+    if baseline is None:
+        return config
+    if baseline not in config["selectors"]:
+        known = config["selectors"]
+        raise InputError(
+            f"The baseline {baseline!r} is not among the selectors: {', '.join(known)}.",
+            hint=suggest(baseline, known) or "add it to --selectors",
+        )
+    return {**config, "run": {**config["run"], "baseline": baseline}}
 
 
 def _trial(seeds: Sequence[int], quick: bool) -> tuple[list[int], int]:
@@ -160,9 +179,9 @@ def _play(config: Mapping[str, Any], out: Path, launcher: Launcher) -> bool:
     return launcher.run(simulation)
 
 
-def write_scores(*folders: Path) -> Scores:
+def write_scores(*folders: Path, baseline: str | None = None) -> Scores:
     """Score a benchmark, or its pieces with different settings; write bench.json and bench.html to the first folder."""
-    scores = score(*(load(folder) for folder in folders))
+    scores = score(*(load(folder) for folder in folders), baseline=baseline)
     _write(folders[0], scores.to_dict(), lambda: page.page(scores))
     return scores
 

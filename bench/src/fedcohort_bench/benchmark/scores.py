@@ -113,6 +113,7 @@ class SelectorScore:
     kinds: _Kinds = ()
     minority: Mapping[str, FloatArray] = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
+    baseline: str = "uniform"
 
     @property
     def worst_minority(self) -> tuple[str, float]:
@@ -220,7 +221,7 @@ class SelectorScore:
         width = "" if math.isnan(self.interval) else f" ± {self.interval:.1f}"
         start = f"{self.mean:+.1f}{width} points on average"
         if 0 <= self.reach_share < 1:
-            start += f"; {self.reach_share:.0%} of its runs reach uniform's accuracy"
+            start += f"; {self.reach_share:.0%} of its runs reach {self.baseline}'s accuracy"
         if len(next(iter(self.gain.values()))) < 2:
             return f"{start}; with one seed, everything is open."
         found = self._sides(0.0)[0]
@@ -228,7 +229,9 @@ class SelectorScore:
         parts = [f"gains in {names(gains[1], 4)}"] * bool(gains[1])
         parts += [f"loses in {names(gains[-1], 4)}"] * bool(gains[-1])
         parts += [f"at the worst group's cost in {names(self.at_a_cost, 4)}"] * bool(self.at_a_cost)
-        parts += [f"cannot be told from uniform in {len(gains[0])} of {len(self.gain)} settings"] * bool(gains[0])
+        parts += [f"cannot be told from {self.baseline} in {len(gains[0])} of {len(self.gain)} settings"] * bool(
+            gains[0]
+        )
         lost = [name for name, count in self.lost.items() if count]
         parts += [f"lost runs in {names(lost, 4)}"] * bool(lost)
         return f"{start}; {'; '.join(parts)}."
@@ -279,7 +282,7 @@ class Scores:
     Attributes
     ----------
     lines : tuple of SelectorScore
-        Best mean gain first; ``uniform`` is not among them.
+        Best mean gain first; the baseline is not among them.
     complete : bool
         Whether every run has finished.
     frozen : Frozen
@@ -303,11 +306,13 @@ class Scores:
     stated_purpose: str = ""
     left_out: tuple[str, ...] = ()
     restricted: bool = False
+    baseline: str = "uniform"
 
     @staticmethod
     def from_dict(submission: Mapping[str, Any]) -> Scores:
         """Read a submission."""
         grouped = kinds(submission["data"], submission["settings"])
+        baseline = submission.get("baseline", "uniform")
         lines = [
             SelectorScore(
                 entry["label"],
@@ -317,6 +322,7 @@ class Scores:
                 grouped,
                 {name: np.array(values, np.float64) for name, values in entry["worst_group_gains"].items()},
                 entry.get("lost", {}),
+                baseline,
             )
             for entry in submission["selectors"]
         ]
@@ -331,6 +337,7 @@ class Scores:
             stated_purpose=submission["purpose"],
             left_out=tuple(submission.get("left_out", ())),
             restricted="left_out" not in submission,
+            baseline=baseline,
         )
 
     @property
@@ -345,7 +352,7 @@ class Scores:
 
     @property
     def _labels(self) -> list[str]:
-        return ["uniform", *(line.label for line in self.lines)]
+        return [self.baseline, *(line.label for line in self.lines)]
 
     @cached_property
     def kinds(self) -> _Kinds:
@@ -354,7 +361,7 @@ class Scores:
 
     @cached_property
     def _gains(self) -> FloatArray:
-        """(kinds, labels, seeds); uniform gains nothing."""
+        """(kinds, labels, seeds); the baseline gains nothing."""
         zero = np.zeros(len(self.seeds))
         return np.array(
             [
@@ -365,7 +372,7 @@ class Scores:
 
     @cached_property
     def ranks(self) -> dict[str, tuple[float, float]]:
-        """Mean rank of every label, uniform included (1 is best), and half its 95% interval over seeds."""
+        """Mean rank of every label, the baseline included (1 is best), and half its 95% interval over seeds."""
         if not self._gains.size:
             return {}
         from scipy.stats import rankdata
@@ -377,7 +384,7 @@ class Scores:
 
     @cached_property
     def ranking(self) -> SelectorRanking | None:
-        """All selectors against each other, uniform included, over the kinds of settings; seeds are averaged."""
+        """All selectors against each other, the baseline included, over the kinds of settings; seeds are averaged."""
         return rank_selectors(self._labels, self._gains.mean(axis=2) if self._gains.size else np.zeros((0, 1)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -394,20 +401,24 @@ class Scores:
             "settings": list(self.settings),
             "left_out": list(self.left_out),
             "critical_difference": None if self.ranking is None else self.ranking.difference,
-            "uniform_rank": _none_if_nan(self.ranks["uniform"][0]) if self.ranks else None,
+            "baseline": self.baseline,
+            "baseline_rank": _none_if_nan(self.ranks[self.baseline][0]) if self.ranks else None,
             "selectors": [line.to_dict(*self.ranks[line.label]) for line in self.lines],
         }
 
 
-def score(*results: Results) -> Scores:
-    """Score experiments of :func:`fedcohort_bench.benchmark.suite.table`: one, or several with different settings."""
+def score(*results: Results, baseline: str | None = None) -> Scores:
+    """Score experiments of :func:`fedcohort_bench.benchmark.suite.table`: one, or several with different settings.
+
+    Gains are over ``baseline``; by default, over the one of their configuration, which is uniform in the suite.
+    """
     frozen = merge_frozen([part.path for part in results])
     data, rounds = _data_and_rounds(results)
-    boards = [board for part in results for board in part.leaderboards()]
-    labels, absent = _check_boards(boards)
+    boards = [board for part in results for board in part.leaderboards(baseline=baseline)]
+    labels, absent, base = _check_boards(boards)
     seeds, missing = seeds_of(boards, labels)
     grouped = kinds(data, [board.setting for board in boards])
-    lines = [_line(label, boards, seeds, grouped) for label in labels if label != "uniform"]
+    lines = [_line(label, boards, seeds, grouped) for label in labels if label != base]
     return Scores(
         data=data,
         seeds=seeds,
@@ -417,6 +428,7 @@ def score(*results: Results) -> Scores:
         complete=all(board.finished for board in boards),
         frozen=frozen,
         left_out=(*absent, *(f"seed {seed}" for seed in missing)),
+        baseline=base,
     )
 
 
@@ -427,16 +439,20 @@ def _data_and_rounds(results: Sequence[Results]) -> tuple[str, int]:
     return pairs.pop()
 
 
-def _check_boards(boards: Sequence[Leaderboard]) -> tuple[list[str], list[str]]:
-    """Check that tables can be scored together; return the selectors that all have, and the others."""
+def _check_boards(boards: Sequence[Leaderboard]) -> tuple[list[str], list[str], str]:
+    """Check that tables can be scored together; return the selectors that all have, the others, and the baseline."""
     if len({board.setting for board in boards}) < len(boards):
         raise InputError("Results that are scored together must have different settings.")
     tables = [[row.label for row in board.rows] for board in boards]
     every = list(dict.fromkeys(label for labels in tables for label in labels))
     shared = [label for label in every if all(label in labels for labels in tables)]
-    if "uniform" not in shared:
-        raise InputError("The benchmark compares with 'uniform', which these results lack.")
-    return shared, [label for label in every if label not in shared]
+    bases = {board.baseline for board in boards}
+    if len(bases) > 1 or not bases <= set(shared):
+        raise InputError(
+            f"Results that are scored together must share their baseline. Got {', '.join(sorted(bases))}.",
+            hint="--baseline names one that all of them have",
+        )
+    return shared, [label for label in every if label not in shared], bases.pop()
 
 
 def seeds_of(
@@ -469,7 +485,7 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], group
         if np.isfinite(groups).any():
             minority[board.setting] = groups[np.isfinite(groups)]
         lost[board.setting] = sum(a.lost or b.lost for a, b in pairs)
-    return SelectorScore(label, gain, faster, reached, grouped, minority, lost)
+    return SelectorScore(label, gain, faster, reached, grouped, minority, lost, boards[0].baseline)
 
 
 def _by_seed(row: LeaderRow) -> dict[int, SeedRow]:

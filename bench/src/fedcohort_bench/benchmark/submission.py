@@ -79,6 +79,8 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
             problems.append(f"the scores are of version {scores['benchmark']} of the benchmark, not {VERSION}")
         if not scores["complete"]:
             problems.append("not all runs have finished")
+        if scores.get("baseline", "uniform") != "uniform":
+            problems.append(f"its gains are over {scores['baseline']!r}, not over uniform")
         if scores["purpose"] != "report":
             problems.append(f"its purpose is {scores['purpose']!r}, not 'report'")
         if scores["rounds"] != rounds_of(scores["data"]):

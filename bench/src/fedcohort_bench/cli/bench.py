@@ -12,6 +12,7 @@ import typer
 
 from fedcohort.cli.experiment import INTERRUPTED, command_line
 from fedcohort.cli.options import (
+    BaselineOption,
     ClientOption,
     DeviceOption,
     FormatOption,
@@ -82,6 +83,7 @@ def bench(
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop cleanly after this many minutes; it can be continued.")
     ] = None,
+    baseline: BaselineOption = None,
     out_dir: OutOption = None,
     device: DeviceOption = None,
     processes: ProcessesOption = None,
@@ -109,7 +111,7 @@ def bench(
         _submit(submit, out_dir or Path("submission"))
         return
     if merge:
-        _show(run.write_scores(*merge), merge[0], console, quick, format, "")
+        _show(run.write_scores(*merge, baseline=baseline), merge[0], console, quick, format, "")
         return
     launcher = Launcher(
         device=device,
@@ -126,6 +128,8 @@ def bench(
     entries = selector_entries([name for name in chosen if name != "uniform"])
     only = split_names(settings, "--settings") if settings else ()
     if suite == run.TIME:
+        if baseline is not None:
+            raise typer.BadParameter("the suite 'time' compares with uniform selection in rounds; leave out --baseline")
         target = out_dir or default_out("bench-time")
         pieces = run.plan_time(data, entries, _seeds(seeds), regimes=only, quick=quick, folder=folder)
         command = f"the same command with --out {target}"
@@ -134,7 +138,7 @@ def bench(
     columns = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
     for name, target in _targets(data, suite, out_dir).items():
         config, notes = run.plan(
-            name, entries, _seeds(seeds), settings=only, quick=quick, folder=folder, columns=columns
+            name, entries, _seeds(seeds), settings=only, quick=quick, folder=folder, columns=columns, baseline=baseline
         )
         for note in notes:
             say(console, f"note: {note}")

@@ -200,6 +200,12 @@ class LocalDriver:
                 if not worker.ready and not self._requested:
                     log.warning("using a single process, because another one cannot open the experiment: %s", error)
                     return False
+                if not worker.ready and isinstance(error, FedcohortError):
+                    raise type(error)(
+                        error.message,
+                        hint="another process cannot find what a script defines: save the class in a file and name it "
+                        "'file.py:Class', or ask for one process",
+                    )
                 raise error
             case "lost":
                 self._replace(worker, value)

@@ -59,7 +59,9 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"The disk is full: {path} could not be written. Everything written earlier is intact.",
                 hint="free some space, then continue with --resume",
             ) from error
-        raise ResultsError(f"{path} could not be written: {error.strerror or error}.") from error
+        raise ResultsError(
+            f"{path} could not be written: {error.strerror or error}.", hint="name a folder of your own with --out"
+        ) from error
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
