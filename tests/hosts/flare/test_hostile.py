@@ -87,7 +87,7 @@ KINDS: dict[str, Pull] = {
 }
 
 
-def run(kinds: dict[str, Pull], journal: Path, rounds: int = 3) -> Federation:
+def run(kinds: dict[str, Pull], journal: Path, rounds: int = 3, deadline: float = 1.0) -> Federation:
     OVER.clear()
     honest = {f"site-{k}": Pull() for k in (1, 2, 3)}
     named = {f"site-{k}": site for k, site in enumerate(kinds.values(), 11)}
@@ -95,7 +95,13 @@ def run(kinds: dict[str, Pull], journal: Path, rounds: int = 3) -> Federation:
     try:
         federation.run(
             CohortController(
-                "uniform", num_rounds=rounds, wait_for=3, deadline=1.0, tries=2, journal=str(journal), max_share=0.5
+                "uniform",
+                num_rounds=rounds,
+                wait_for=3,
+                deadline=deadline,
+                tries=2,
+                journal=str(journal),
+                max_share=0.5,
             )
         )
     finally:
@@ -122,6 +128,39 @@ def test_all_of_them_at_once(tmp_path: Path) -> None:
     federation = run(KINDS, tmp_path / "journal.sqlite", rounds=2)
     assert not federation.panics and len(federation.persistor.saved) == 2
     np.testing.assert_allclose(federation.persistor.saved[0]["w"], 1.0, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_twenty_six_hostile_sites(seed: int, tmp_path: Path) -> None:
+    """Two of each kind, each with something else beside its model and in its own time, against three honest ones."""
+    draw = np.random.default_rng(seed)
+    records: list[Any] = [None, [1, 2], "text", {"version": 99}, {"loss": "low"}, {"version": 1, "signals": {}}, 2**60]
+
+    class Odd(Pull):
+        def __init__(self, site: Pull) -> None:
+            super().__init__()
+            self.site, self.wait = site, float(draw.choice([0.0, 0.0, 0.3]))
+            self.record = records[int(draw.integers(len(records)))]
+
+        def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Any) -> Shareable:
+            OVER.wait(self.wait)
+            result = self.site.execute(task_name, shareable, fl_ctx, abort_signal)
+            if isinstance(result, Shareable) and self.record is not None:
+                result.setdefault("meta_props", {})[RECORD] = self.record
+            return result
+
+    kinds = list(KINDS.items())
+    sites = {f"{kind}-{i}": Odd(site) for i in range(2) for kind, site in kinds}
+    order = draw.permutation(list(sites)).tolist()
+    journal = tmp_path / "journal.sqlite"
+    federation = run({name: sites[name] for name in order}, journal, rounds=2, deadline=4.0)
+    assert not federation.panics and len(federation.persistor.saved) == 2
+    found = statuses(journal)
+    for round_, saved in enumerate(federation.persistor.saved):
+        assert {found[round_].get(f"site-{k}") for k in (1, 2, 3)} == {Status.OK}
+        assert all(status != Status.OK for name, status in found[round_].items() if int(name.split("-")[1]) > 10)
+        np.testing.assert_allclose(saved["w"], 2 - 2 * 0.5 ** (round_ + 1), rtol=1e-5)
 
 
 def test_a_weight_is_bounded_by_what_a_site_declared(tmp_path: Path) -> None:

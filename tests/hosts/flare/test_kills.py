@@ -19,7 +19,7 @@ from fedcohort.journal import read_journal
 from .federation import Federation, Pull, cohorts
 
 ROOT = Path(__file__).parents[3]
-ROUNDS, KILLS = 60, 20
+ROUNDS, KILLS = 120, 40
 _CHILD = """
 import sys
 from tests.hosts.flare.test_kills import run
@@ -33,7 +33,7 @@ def run(journal: Path) -> Federation:
     federation = Federation({f"site-{k}": Pull(0.02) for k in range(1, 7)})
     federation.run(
         CohortController(
-            "active-fl", num_rounds=ROUNDS, cohort_size=3, wait_for=6, tries=30, deadline=60.0, journal=str(journal)
+            "active-fl", num_rounds=ROUNDS, cohort_size=3, wait_for=6, tries=60, deadline=60.0, journal=str(journal)
         )
     )
     return federation
@@ -41,7 +41,7 @@ def run(journal: Path) -> Federation:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_twenty_kills_at_random_moments(tmp_path: Path) -> None:
+def test_forty_kills_at_random_moments(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole.sqlite")
     assert not whole.panics
     journal, rng = tmp_path / "killed.sqlite", np.random.default_rng(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -313,72 +313,124 @@ def test_robust_strategies_see_updates_on_top_of_the_newest_model() -> None:
 # -- kills ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_kill_anywhere_changes_no_dispatch_and_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted before and after each message, file and commit, with nodes that come back under other ids."""
-    models, count = 24, 9
-    left = [10**9]  # steps until the power cut
+EVENTS = (
+    (Session, "commit"),
+    (AnswerFiles, "save"),
+    (Checkpoints, "save"),
+    (FakeGrid, "push_messages"),
+    (ScriptedGrid, "pull_messages"),
+)
+_COUNT = 9  # clients
 
-    def step_on() -> None:
-        left[0] -= 1
-        if left[0] <= 0:
-            left[0] = 10**9
-            raise PowerCut
+
+def cut_before_and_after_events(monkeypatch: pytest.MonkeyPatch, step_on: Callable[[str], None]) -> None:
+    """Call ``step_on`` with the name of each event, before and after it."""
 
     def unreliable(owner: Any, name: str) -> None:
         whole = getattr(owner, name)
 
         def cut(*arguments: Any, **options: Any) -> Any:
-            step_on()
+            step_on(f"before {owner.__name__}.{name}")
             found = whole(*arguments, **options)
-            step_on()
+            step_on(f"after {owner.__name__}.{name}")
             return found
 
         monkeypatch.setattr(owner, name, cut)
 
-    for owner, name in (
-        (Session, "commit"),
-        (AnswerFiles, "save"),
-        (Checkpoints, "save"),
-        (FakeGrid, "push_messages"),
-        (ScriptedGrid, "pull_messages"),
-    ):
+    for owner, name in EVENTS:
         unreliable(owner, name)
     monkeypatch.setattr(run, "record_failure", quiet)
 
-    def play(journal: Path, script: list[tuple[int, Status]]) -> Any:
-        clock = Clock()
-        grid = ScriptedGrid(clock, script)
-        for number in range(count):
-            app = cohort_client(client_app(), ANSWERS)
-            grid.add(Node(app, {"client-name": f"client-{number}", "partition-id": number}))
-        inner = FedAdam(fraction_evaluate=0.0, eta=0.3)
-        strategy = asynchronous(Fleet(clock), "balanced", inner, busy=4, buffer=3, journal=journal, wait_for=count)
-        return strategy.start(grid, model(), num_rounds=models).arrays
 
-    draw = np.random.default_rng(1)
+def play_script(journal: Path, script: list[tuple[int, Status]], models: int) -> Any:
+    clock = Clock()
+    grid = ScriptedGrid(clock, script)
+    for number in range(_COUNT):
+        app = cohort_client(client_app(), ANSWERS)
+        grid.add(Node(app, {"client-name": f"client-{number}", "partition-id": number}))
+    inner = FedAdam(fraction_evaluate=0.0, eta=0.3)
+    strategy = asynchronous(Fleet(clock), "balanced", inner, busy=4, buffer=3, journal=journal, wait_for=_COUNT)
+    return strategy.start(grid, model(), num_rounds=models).arrays
+
+
+def script_of(models: int, seed: int) -> list[tuple[int, Status]]:
+    """Return tickets in the order of their answers; the next ticket takes the place of the one that answers."""
+    draw = np.random.default_rng(seed)
     at_work, script, following = list(range(4)), [], 4
-    while len(script) < 4 * models:  # the next ticket takes the place of the one that answers
+    while len(script) < 4 * models:
         ticket = at_work.pop(int(draw.integers(len(at_work))))
         script.append((ticket, Status.FAILED if draw.random() < 0.15 else Status.OK))
         at_work.append(following)
         following += 1
-    whole = play(tmp_path / "whole", list(script))
+    return script
+
+
+def assert_nothing_changed(folder: Path, whole: Any, killed: Any) -> None:
+    assert dispatches(folder / "cut") == dispatches(folder / "whole")
+    for key, array in whole.items():
+        assert np.array_equal(array.numpy(), killed[key].numpy()), key
+    files = folder / "cut.checkpoints"
+    assert not list(files.glob("answer-*")) and len(list(files.glob("after-*"))) <= 2 + 4
+
+
+def test_a_kill_anywhere_changes_no_dispatch_and_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted before and after each message, file and commit, with nodes that come back under other ids."""
+    models, left = 24, [10**9]  # steps until the power cut
+
+    def step_on(event: str) -> None:
+        left[0] -= 1
+        if left[0] <= 0:
+            left[0] = 10**9
+            raise PowerCut
+
+    cut_before_and_after_events(monkeypatch, step_on)
+    draw, script = np.random.default_rng(1), script_of(models, seed=1)
+    whole = play_script(tmp_path / "whole", list(script), models)
     kills = 0
     killed = None
     while killed is None:
         done = len(arrivals(tmp_path / "cut")) if (tmp_path / "cut").exists() else 0
         left[0] = int(draw.integers(1, 60))
         try:
-            killed = play(tmp_path / "cut", script[done:])
+            killed = play_script(tmp_path / "cut", script[done:], models)
         except PowerCut:
             kills += 1
     print(f"cut off {kills} times, {len(dispatches(tmp_path / 'cut'))} dispatches")
     assert kills > 20
-    assert dispatches(tmp_path / "cut") == dispatches(tmp_path / "whole")
-    for key, array in whole.items():
-        assert np.array_equal(array.numpy(), killed[key].numpy()), key
-    folder = tmp_path / "cut.checkpoints"
-    assert not list(folder.glob("answer-*")) and len(list(folder.glob("after-*"))) <= 2 + 4
+    assert_nothing_changed(tmp_path, whole, killed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "event", [f"{at} {owner.__name__}.{name}" for owner, name in EVENTS for at in ("before", "after")]
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kill_at_every_kind_of_event(event: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty runs: each is cut off at one kind of event, again and again, the first time at its n-th occurrence."""
+    models, draw = 8, np.random.default_rng(seed)
+    left = [10**9]
+
+    def step_on(found: str) -> None:
+        left[0] -= found == event
+        if left[0] <= 0:
+            left[0] = 10**9
+            raise PowerCut
+
+    cut_before_and_after_events(monkeypatch, step_on)
+    script, kills, killed = script_of(models, seed), 0, None
+    whole = play_script(tmp_path / "whole", list(script), models)
+    while killed is None:
+        done = len(arrivals(tmp_path / "cut")) if (tmp_path / "cut").exists() else 0
+        # Not always the first event, before which a start may do nothing that lasts.
+        left[0] = int(draw.integers(2, 9))
+        try:
+            killed = play_script(tmp_path / "cut", script[done:], models)
+        except PowerCut:
+            kills += 1
+            assert kills < 200, "the run makes no progress"
+    print(f"{event}: cut off {kills} times")
+    assert kills
+    assert_nothing_changed(tmp_path, whole, killed)
 
 
 def test_a_finished_run_says_so_and_goes_on_with_more_models(tmp_path: Path) -> None:
