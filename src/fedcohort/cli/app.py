@@ -15,6 +15,7 @@ from fedcohort.cli.check import check
 from fedcohort.cli.compare import compare
 from fedcohort.cli.dashboard import dashboard
 from fedcohort.cli.demo import demo
+from fedcohort.cli.doctor import doctor
 from fedcohort.cli.explain import explain
 from fedcohort.cli.extend import extend
 from fedcohort.cli.flare import flare_app
@@ -90,7 +91,7 @@ def root(
 # In the order of '--help': a newcomer's commands come first, an operator's last.
 _PANELS = {
     "Compare selectors": (demo, compare),
-    "Experiments": (init, run, extend),
+    "Experiments": (init, run, extend, doctor),
     "Results": (report, explain, dashboard),
     "Selectors and federations": (list_, check, analytics, twin, advise),
 }

@@ -14,7 +14,7 @@ _WINDOW = 0.2  # seconds; the kernel counts busy time in steps of 0.01 s
 
 def usable_cores() -> int:
     """Return how many cores this process may use, which the container and OMP_NUM_THREADS may limit."""
-    cores = len(_own_cores()) or os.cpu_count() or 1
+    cores = own_cores()
     for path in _QUOTAS:
         with contextlib.suppress(OSError, ValueError):  # "max" means no quota
             quota, *period = Path(path).read_text().split()
@@ -33,8 +33,17 @@ def free_cores() -> int:
     Threads on a busy core make the others wait for them at the end of each batch. So this is for work whose result does
     not depend on the number of threads.
     """
-    cores = len(_own_cores()) or os.cpu_count() or 1
-    return max(1, min(usable_cores(), round(cores - _others.busy_cores())))
+    return max(1, min(usable_cores(), round(own_cores() - busy_cores())))
+
+
+def own_cores() -> int:
+    """Return how many cores the system gives this process, whatever else limits it."""
+    return len(_own_cores()) or os.cpu_count() or 1
+
+
+def busy_cores() -> float:
+    """Return how many of this process's cores others keep busy."""
+    return _others.busy_cores()
 
 
 def _own_cores() -> set[int]:

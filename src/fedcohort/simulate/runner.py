@@ -143,7 +143,7 @@ class Simulation:
         for number, places in self.prepared.groups.items():
             alike = known.get(group_key(self.experiment.plans[places[0]]), {})
             if alike and not self.has_ended(number):
-                kind = self.prepared.engine_kind(number, self.device)
+                kind = self.prepared.engine_choice(number, self.device)[0]
                 if kind not in alike:
                     before, run = next(iter(alike.items()))
                     raise other_engine_error(run, before, kind)

@@ -1,6 +1,6 @@
 """The training engine: many models over one shared set of samples, batched, on all cores or on CUDA."""
 
-from fedcohort.simulate.engine.engine import Engine, choose_device, engine_kind
+from fedcohort.simulate.engine.engine import Engine, choose_device, choose_engine
 from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss, train_plain
 from fedcohort.simulate.engine.types import ClientData, HeldOut, Jobs, TrainingResult
 
@@ -11,7 +11,7 @@ __all__ = [
     "Jobs",
     "TrainingResult",
     "choose_device",
-    "engine_kind",
+    "choose_engine",
     "pseudo_labels",
     "robust_loss",
     "train_plain",

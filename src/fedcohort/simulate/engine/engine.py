@@ -23,6 +23,7 @@ from fedcohort.simulate.engine.device import DeviceProgram, StackedTraining
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.layers import read_layers
+from fedcohort.simulate.engine.library import load_compiled
 from fedcohort.simulate.engine.modules import ModuleBackend
 from fedcohort.simulate.engine.native import NativeBackend, can_compile
 from fedcohort.simulate.engine.stacked import stack, stacking_obstacle
@@ -104,7 +105,7 @@ class Engine:
     backend : Backend
         What trains this model: compiled code, a stack of models on a device, or the plain loop.
     kind : str
-        The same in words; see :func:`engine_kind`. Engines of different kinds round differently.
+        The same in words; see :func:`choose_engine`. Engines of different kinds round differently.
 
     Examples
     --------
@@ -166,7 +167,16 @@ class Engine:
         # Clients own their labels, which may be wrong; numbers and tokens are the dataset's.
         targets = None if self.task.has_classes else self.y_train
         self.store = Store(x_train, x_test, y_test, federations, targets, self.task.standardises, copies)
-        self.kind = engine_kind(self.flat, self.sample, local, self.device, self.task, self.store.x.dtype, precision)
+        self.kind, why = choose_engine(
+            self.flat, self.sample, local, self.device, self.task, self.store.x.dtype, precision
+        )
+        if why is not None and self.device.type == "cuda":  # this works but is slow, so the user should know why
+            log.warning(
+                "the model %r cannot be batched, so its clients are trained one by one; a round takes up to as many "
+                "times longer as it has clients: %s",
+                model,
+                why,
+            )
         self.backend = self._backend(workers, precision)
 
     def _backend(self, workers: int | None, precision: str) -> Backend:
@@ -183,13 +193,6 @@ class Engine:
             if not net.couples:
                 return program
             return StackedTraining(program, flat, store, local, losses, device=device, precision=precision)
-        if device.type == "cuda":  # this works but is many times slower, so the user should know why
-            log.warning(
-                "the model %r cannot be batched, so its clients are trained one by one; a round takes up to as many "
-                "times longer as it has clients: %s",
-                self.model,
-                stacking_obstacle(flat, self.sample, store.x.dtype, precision),
-            )
         return ModuleBackend(flat, store, local, losses, device=device, workers=workers, precision=precision)
 
     def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -384,7 +387,7 @@ class Engine:
         self.close()
 
 
-def engine_kind(
+def choose_engine(
     flat: FlatModel,
     sample: tuple[int, ...],
     local: LocalTraining,
@@ -392,8 +395,8 @@ def engine_kind(
     task: Task,
     dtype: torch.dtype = torch.float32,
     precision: str = "tf32",
-) -> str:
-    """Return the fastest available way to train a model on a device, such as "compiled code on cpu".
+) -> tuple[str, str | None]:
+    """Return the fastest way to train a model on a device, such as "compiled code on cpu", and why none is faster.
 
     Parameters
     ----------
@@ -402,13 +405,17 @@ def engine_kind(
     dtype : torch.dtype
         Of the samples.
     """
-    how = _PLAIN
     if device.type == "cuda":
-        if stacking_obstacle(flat, sample, dtype, precision) is None:
-            how = _STACKED
-    elif task.fast and dtype == torch.float32 and precision != "bf16" and can_compile(read_layers(flat, sample), local):
-        how = _COMPILED
-    return f"{how} on {device.type}"
+        why = stacking_obstacle(flat, sample, dtype, precision)
+        return f"{_PLAIN if why else _STACKED} on cuda", why
+    why = None
+    if not task.fast or dtype != torch.float32 or precision == "bf16":
+        why = "compiled code is for cross-entropy over classes, and samples that are numbers, in single precision"
+    elif not can_compile(read_layers(flat, sample), local):
+        why = "it is no nn.Sequential of convolutions of stride 1, max-pooling, ReLU and dense layers with biases"
+        if load_compiled("train") is None:
+            why = "there is no compiled code here"
+    return f"{_PLAIN if why else _COMPILED} on cpu", why
 
 
 def choose_device(device: str) -> torch.device:

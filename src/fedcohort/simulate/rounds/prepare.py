@@ -19,7 +19,7 @@ from fedcohort.scenario import Federation
 from fedcohort.simulate.config.experiment import Experiment, RunPlan, values_of
 from fedcohort.simulate.config.sections import DataOptions
 from fedcohort.simulate.data import Dataset
-from fedcohort.simulate.engine import choose_device, engine_kind
+from fedcohort.simulate.engine import choose_device, choose_engine
 from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.store import sample_shape
@@ -61,11 +61,11 @@ class PreparedExperiment:
     processes: int
     allow_other_engine: bool = False
 
-    def engine_kind(self, number: int, device: str) -> str:
-        """Return what kind of engine would train a group on this machine."""
+    def engine_choice(self, number: int, device: str) -> tuple[str, str | None]:
+        """Return what kind of engine would train a group on this machine, and why none is faster."""
         place = self.groups[number][0]
         plan, dataset = self.experiment.plans[place], self.datasets[self.data_keys[place]]
-        return engine_kind(
+        return choose_engine(
             FlatModel(_model(plan, dataset)),
             sample_shape(dataset.x_train),
             plan.local,
