@@ -6,9 +6,14 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+import fedcohort as fc
+from fedcohort.cli.app import app
 from fedcohort.core.errors import MissingExtraError, UnknownNameError
-from fedcohort.report.trackers import TrackerError, numbers, tracker
+from fedcohort.hosts.run_record import record_end
+from fedcohort.report.trackers import TrackerError, numbers, track_journal, tracker
+from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.store.results import RunInfo
 
 RUNS = [
@@ -133,3 +138,59 @@ def test_a_failing_library_is_named(tmp_path, monkeypatch):
     fake(monkeypatch, "wandb", init=init, Settings=lambda silent: silent)
     with pytest.raises(TrackerError, match="Weights & Biases failed: no space"):
         tracker("wandb", tmp_path)
+
+
+class Kept(Listener):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def on_start(self, runs, rounds_done, rounds_total):
+        self.told.append(("start", runs[0].id, runs[0].selector, runs[0].seed))
+
+    def on_round(self, run, row):
+        self.told.append((row["round"], numbers(row)))
+
+    def on_end(self, state):
+        self.told.append(("end", state))
+
+
+def test_a_live_run_is_followed_from_its_journal_to_its_end(tmp_path):
+    journal = tmp_path / "live.sqlite"
+    session = fc.Session("oort", clients=8, seed=4, journal=journal)
+    kept, looks = Kept(), iter(range(3))
+
+    def play(rounds):
+        for _ in range(rounds):
+            cohort = session.ask(2)
+            session.tell(cohort, loss_rms=[1.0] * 2, duration=[3.0] * 2)
+            session.record(cohort.round, {"accuracy": 0.1 * (1 + cohort.round), "evaluate/loss": 0.5})
+
+    def pause():
+        play(2)
+        if next(looks) == 1:
+            record_end(session, "finished")
+            session.close()
+        return True
+
+    play(2)
+    track_journal(journal, [kept], pause)
+    first, *rounds, last = kept.told
+    assert first == ("start", "live", "oort", 4) and last == ("end", "finished")
+    assert [number for number, _ in rounds] == list(range(6))
+    for number, values in rounds:
+        assert values["accuracy"] == pytest.approx(0.1 * (1 + number)) and values["evaluate/loss"] == 0.5
+        assert values["cohort_size"] == 2 and values["seconds"] >= 0 and values["available"] == 8
+
+
+def test_the_command_tracks_what_there_is(tmp_path, monkeypatch):
+    journal = tmp_path / "live.sqlite"
+    with fc.Session("uniform", clients=4, journal=journal) as session:
+        for _ in range(2):
+            session.tell(session.ask(2))
+    kept = Kept()
+    monkeypatch.setattr("fedcohort.report.trackers.tracker", lambda name, out: kept)
+    done = CliRunner().invoke(app, ["journal", "track", str(journal), "--to", "mlflow"])
+    assert done.exit_code == 0, done.output
+    assert [told[0] for told in kept.told] == ["start", 0, "end"]  # the open end is not sent: it may be evaluated yet

@@ -43,8 +43,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "mine"
 
 
-def test_a_dataset_by_name(folder):
-    dataset = load_dataset("flwr", dataset=str(folder), client="writer")
+@pytest.mark.parametrize("library", ["flwr", "huggingface"])
+def test_a_dataset_by_name(library, folder):
+    dataset = load_dataset(library, dataset=str(folder), client="writer")
     assert dataset.x_train.shape == (350, 8, 8) and dataset.x_train.dtype == np.uint8 and len(dataset.y_test) == 70
     assert dataset.writer_names == tuple(f"w{i}" for i in range(7))
     assert (dataset.x_train.reshape(350, -1).min(axis=1) // 20 == dataset.y_train).all()

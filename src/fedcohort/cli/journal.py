@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,8 @@ from fedcohort.journal.signing import Signer, generate
 from fedcohort.session.resume import next_round
 from fedcohort.session.session import Session
 from fedcohort.simulate.leaderboard.words import quantity
+
+_LOOK_EVERY = 5.0  # seconds between two looks at a journal that is followed
 
 journal_app = typer.Typer(
     help="Check, audit, copy or change the journal of a run, and its rules.", no_args_is_help=True
@@ -91,6 +94,29 @@ def copy_journal(
     copy(journal, to)
     with closing(read_journal(to)) as record:
         say(out(), f"{to} has {quantity(next_round(record)[0], 'round')}.")
+
+
+@journal_app.command("track")
+def track(
+    journal: OpenJournalArgument,
+    to: Annotated[list[str], typer.Option("--to", help="tensorboard, mlflow or wandb; may be repeated.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for new rounds until the run ends.")] = False,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="Where trackers write; default: the journal's folder.")
+    ] = None,
+) -> None:
+    """Send the rounds of a live run to a tracker.
+
+    Example: fedcohort journal track run.sqlite --to mlflow --follow
+    """
+    from fedcohort.report.trackers import track_journal, tracker
+
+    def pause() -> bool:
+        if follow:
+            time.sleep(_LOOK_EVERY)
+        return follow
+
+    track_journal(journal, [tracker(name, out_ or journal.parent) for name in to], pause)
 
 
 @journal_app.command("recover")

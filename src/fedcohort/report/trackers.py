@@ -1,7 +1,8 @@
-"""Send a simulation's numbers to TensorBoard, MLflow or Weights & Biases, for example with ``--track tensorboard``.
+"""Send the numbers of a simulation or a live run to TensorBoard, MLflow or Weights & Biases.
 
 A tracker is a listener of the simulator. After every round, it writes accuracy, loss, class imbalance, simulated time
-and bytes of each run under the run's name. Nothing leaves the machine unless you say so: trackers write into a folder
+and bytes of each run under the run's name. A live run is read from its journal, so its host knows nothing of
+trackers, and one that fails cannot hurt it. Nothing leaves the machine unless you say so: trackers write into a folder
 next to the results. Weights & Biases runs in its offline mode, and MLflow uses a server only if MLFLOW_TRACKING_URI
 names one.
 """
@@ -14,11 +15,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import FedcohortError, MissingExtraError, UnknownNameError
 from fedcohort.core.registry import suggest
+from fedcohort.journal import read_journal
+from fedcohort.journal.events import ENDED
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.store.results import RunInfo
 
@@ -54,13 +58,13 @@ def _module(name: str, package: str) -> Any:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a round to track: those that are known, and the sum of all bytes.
+    """Return the numbers of a round to track: those that are known, those of a live run, and the sum of all bytes.
 
     >>> numbers({"accuracy": 0.5, "loss": None, "bytes_up": 10, "bytes_down": 20, "weights": [0.5, 0.5]})
     {'accuracy': 0.5, 'bytes': 30.0, 'cohort_size': 2.0}
     """
     values = {}
-    for name in _COLUMNS:
+    for name in (*_COLUMNS, *(name for name in row if "/" in name)):  # as in "evaluate/accuracy"
         value = row.get(name)
         if value is not None and math.isfinite(float(value)):
             values[name] = float(value)
@@ -185,6 +189,40 @@ TRACKERS: dict[str, Callable[[Path], Listener]] = {
     "mlflow": MLflow,
     "wandb": _WeightsAndBiases,
 }
+
+
+def track_journal(path: Path, listeners: Sequence[Listener], pause: Callable[[], bool]) -> None:
+    """Send the closed rounds of a live run to trackers, from its journal.
+
+    Parameters
+    ----------
+    pause : callable
+        Called when there is no new round; it waits and returns whether to look again. A run that has ended is not
+        waited for.
+    """
+    run, sent = None, -1
+    while True:
+        with closing(read_journal(path)) as record:
+            metrics = record.metrics(max(sent, 0))
+            rows = [row for row in record.cohorts() if row.told_at is not None and row.round > sent]
+            ended = [body for body in record.events(ENDED) if body["ticket"] == record.last()[1]]
+            if run is None:
+                meta = record.meta()
+                name = str(meta["selector"].get("name") or meta["selector"]["class"])
+                run = RunInfo(path.stem, name, name, int(meta["seed"]), params=dict(meta["selector"]["params"]))
+                for listener in listeners:
+                    listener.on_start([run], 0, 0)
+        # The last round is sent when the next one is closed or the run ends: its evaluation is recorded after it.
+        for row in rows if ended else rows[:-1]:
+            assert row.told_at is not None
+            known = {"round": row.round, "seconds": row.told_at - row.asked_at, "available": row.n_candidates}
+            for listener in listeners:
+                listener.on_round(run, {**known, "weights": row.clients, **metrics.get(row.round, {})})
+            sent = row.round
+        if ended or not pause():
+            for listener in listeners:
+                listener.on_end(ended[-1]["state"] if ended else "stopped")
+            return
 
 
 def tracker(name: str, out: str | Path) -> Listener:

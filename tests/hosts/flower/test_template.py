@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,28 @@ def test_it_writes_a_complete_app(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     files = {str(p.relative_to(tmp_path / "my-app")) for p in (tmp_path / "my-app").rglob("*") if p.is_file()}
     package = {f"my_app/{name}.py" for name in ("__init__", "task", "client_app", "server_app")}
-    assert files == package | {".gitignore", "pyproject.toml", "experiment.toml", "README.md"}
+    assert files == package | {".gitignore", "LICENSE", "pyproject.toml", "experiment.toml", "README.md"}
     assert all(name in done.output for name in files)
     project = tomllib.loads((tmp_path / "my-app" / "pyproject.toml").read_text())
     assert project["project"]["name"] == "my-app"
     assert project["tool"]["flwr"]["app"]["components"]["clientapp"] == "my_app.client_app:app"
     assert project["tool"]["flwr"]["app"]["config"]["selector"] == "fedcor"
+
+
+def test_flower_would_take_it(tmp_path: Path) -> None:
+    """What ``flwr app publish`` checks before it sends anything."""
+    publish: Any = importlib.import_module("flwr.cli.app_cmd.publish")
+    from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
+
+    folder = tmp_path / "my-app"
+    assert CliRunner().invoke(app, ["flower", "new", str(folder)]).exit_code == 0
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert normalize_and_validate_fab_format(project).fab_format_version == 1
+    publish._validate_description(project["project"]["description"])
+    publish._validate_app_name(project["project"]["name"], "publish")
+    paths = publish._collect_file_paths(folder)
+    publish._validate_files(paths)
+    assert {"README.md", "LICENSE", "pyproject.toml", "experiment.toml"} <= {path.name for path in paths}
 
 
 def test_it_overwrites_nothing(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedcohort.hosts.answers import Answers, Facts
     from fedcohort.hosts.flare.client import CohortClient, CohortExecutor, seed_of, torch_answers, work_of
     from fedcohort.hosts.flare.controller import CohortController
+    from fedcohort.hosts.flare.recipe import CohortRecipe
     from fedcohort.hosts.incidents import corrections, failures
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "CohortClient",
     "CohortController",
     "CohortExecutor",
+    "CohortRecipe",
     "Facts",
     "corrections",
     "failures",
@@ -37,6 +39,7 @@ _HOMES = {
     "fedcohort.hosts.incidents": ("corrections", "failures"),
     "fedcohort.hosts.flare.client": ("CohortClient", "CohortExecutor", "seed_of", "torch_answers", "work_of"),
     "fedcohort.hosts.flare.controller": ("CohortController",),
+    "fedcohort.hosts.flare.recipe": ("CohortRecipe",),
 }
 
 

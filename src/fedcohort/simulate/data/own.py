@@ -1,4 +1,4 @@
-"""The user's own data: a table (CSV, Parquet), arrays, images in folders, flwr_datasets, or memory."""
+"""The user's own data: a table (CSV, Parquet), arrays, images in folders, the Hugging Face Hub, or memory."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ from fedcohort.simulate.data.tables import TableFile, dataset_of_tables, memory_
 _TABLES = (".csv", ".parquet")
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "clients", "client_names", "class_names")
 _NAMES = {"class_names": "class_names", "writer_names": "client_names"}  # of arguments, and of arrays in a file
-_FLWR = "flwr:"
+_HUBS = {"flwr:": "flwr", "hf:": "huggingface"}  # by prefix, the dataset that loads by name
 
 
 def data_section(name: str) -> dict[str, str]:
-    """Return the section ``[data]`` for a name, a path or ``flwr:NAME``.
+    """Return the section ``[data]`` for a name, a path, ``hf:NAME`` or ``flwr:NAME``.
 
     >>> data_section("digits"), data_section("flwr:ylecun/mnist")
     ({'name': 'digits'}, {'name': 'flwr', 'dataset': 'ylecun/mnist'})
+    >>> data_section("hf:ylecun/mnist")
+    {'name': 'huggingface', 'dataset': 'ylecun/mnist'}
     >>> data_section("people.csv")
     {'name': 'file', 'path': 'people.csv'}
     """
-    if name.startswith(_FLWR):
-        return {"name": "flwr", "dataset": name.removeprefix(_FLWR)}
+    hub, colon, dataset = name.partition(":")
+    if hub + colon in _HUBS:
+        return {"name": _HUBS[hub + colon], "dataset": dataset}
     if ":" in name or name in DATASETS:
         return {"name": name}
     is_path = "/" in name or os.sep in name or bool(Path(name).suffix) or os.path.exists(name)
@@ -283,10 +286,12 @@ def from_pandas(
     return dataset_of_tables(name, tables, options)
 
 
-@DATASETS.register("flwr")
+@DATASETS.register("huggingface")
 @dataclass(frozen=True, kw_only=True)
-class FlwrDataset(Source):
-    """A dataset on the Hugging Face Hub, by name. It needs flwr_datasets."""
+class HuggingFaceDataset(Source):
+    """A dataset on the Hugging Face Hub, by name, or files that its library reads. It needs datasets."""
+
+    library: ClassVar[str] = "datasets"
 
     dataset: str = param(dataclasses.MISSING, Text(), "its name, for example ylecun/mnist")
     subset: str | None = param(None, Optional(Text()), "its subset or version")
@@ -301,22 +306,19 @@ class FlwrDataset(Source):
         return self.client is not None
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
-        """Load it with flwr_datasets, which downloads what is missing."""
+        """Load it with its library, which downloads what is missing."""
         try:
-            from flwr_datasets import FederatedDataset
+            splits = [self._split(self.train), self._split(self.test)]
         except ImportError as error:
             raise MissingExtraError(
-                f"The dataset {self.dataset!r} is one of flwr_datasets, which is not installed.",
-                hint="pip install 'flwr-datasets[vision]'",
+                f"The dataset {self.dataset!r} is loaded by {self.library}, which is not installed.",
+                hint=f"pip install {self.library.replace('_', '-')} pillow",
             ) from error
-        try:
-            federated = FederatedDataset(dataset=self.dataset, subset=self.subset, partitioners={}, shuffle=False)
-            splits = [federated.load_split(self.train), federated.load_split(self.test)]
         except FedcohortError:
             raise
         except Exception as error:  # the hub, the network and the dataset's code may raise anything
             raise DataError(
-                f"flwr_datasets cannot load {self.dataset!r}: {type(error).__name__}: {error}.",
+                f"{self.library} cannot load {self.dataset!r}: {type(error).__name__}: {error}.",
                 hint="is the name right, and this machine online? Splits are named with data.train and data.test",
             ) from error
         (x, y), (x_test, y_test) = (
@@ -329,4 +331,23 @@ class FlwrDataset(Source):
             if writers.dtype.kind not in "iu":
                 writers = writers.astype(np.str_)
         dataset = from_arrays(x, y, x_test, y_test, name=self.dataset, writers=writers)
-        return dataclasses.replace(dataset, source=f"flwr_datasets, {self.dataset}")
+        return dataclasses.replace(dataset, source=f"{self.library}, {self.dataset}")
+
+    def _split(self, name: str) -> Any:
+        from datasets import load_dataset
+
+        return load_dataset(self.dataset, self.subset, split=name)
+
+
+@DATASETS.register("flwr")
+@dataclass(frozen=True, kw_only=True)
+class FlwrDataset(HuggingFaceDataset):
+    """A dataset on the Hugging Face Hub, by name. It needs flwr_datasets."""
+
+    library: ClassVar[str] = "flwr_datasets"
+
+    def _split(self, name: str) -> Any:
+        from flwr_datasets import FederatedDataset
+
+        federated = FederatedDataset(dataset=self.dataset, subset=self.subset, partitioners={}, shuffle=False)
+        return federated.load_split(name)
