@@ -235,6 +235,7 @@ def _run_new(
     device: str | None,
     quiet: bool,
 ) -> Results:
+    # Results read their files when they are asked, so a temporary folder lives as long as they do.
     temporary = Path(tempfile.mkdtemp(prefix="fedcohort-")) if out is None else None
     folder = _folder("out", out) if temporary is None else temporary / "results"
     try:
@@ -254,6 +255,7 @@ def _finish(simulation: Simulation, quiet: bool) -> Results:
     from fedcohort.simulate.play import play, say_notes
 
     console = err(quiet)
+    # In Python, unlike on the command line, Ctrl-C must also end the cell or script that called.
     if play(simulation, console) == "interrupted":
         say(console, f"interrupted; results so far are in {simulation.out}, and run() with that folder continues")
         raise KeyboardInterrupt

@@ -37,7 +37,7 @@ def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
 
     with contextlib.closing(read_journal(path)) as journal:
         spec = journal.meta()["selector"]
-        cls = class_of(spec)
+        cls = class_of(spec)  # never imports: a journal may come from somebody else
         if cls is None and spec.get("reference") is not None:
             raise InputError(
                 f"The journal {path} belongs to the selector {spec['reference']}. Code is not imported just because a "

@@ -122,7 +122,7 @@ def check(
             f"{target!r} is a configuration, and this command checks selectors.",
             hint=f"'fedcohort run {target}' checks a configuration before it runs it",
         )
-    selector = SELECTORS.create(target)
+    selector = SELECTORS.create(target)  # with its defaults, which anybody who names it gets
     console = err(quiet=format is Format.JSON)
     forms = checked_forms(selector)
     with console.status(Text(f"checking {target}")):

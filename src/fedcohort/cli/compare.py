@@ -103,6 +103,7 @@ def compare(
     from fedcohort.simulate.extend import smaller_experiment
     from fedcohort.simulate.store.results import load
 
+    # Options without an argument of the Python function are keys of the configuration, like those of --set.
     options = {"data.folder": folder, "run.engine": engine}
     given = {key: value for key, value in options.items() if value is not None}
     experiment = compared(

@@ -69,6 +69,7 @@ def execute(
     say_notes(simulation, console)
     for text in results.warnings():
         say(console, f"warning: {text}", style="yellow")
+    # The table is complete, but a script that only looks at the exit code must not take these runs for results.
     if any(run.state in ("diverged", "failed") for run in results.runs):
         raise typer.Exit(DIVERGED)
     return results

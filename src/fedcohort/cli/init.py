@@ -100,7 +100,7 @@ def config_text(name: str, data: str, selectors: list[str], file: Path) -> str:
     for plan in {plan.label: plan for plan in experiment.plans}.values():
         lines += _selector(plan.label, plan.selector, experiment.table["selectors"][plan.label])
     text = "\n".join(lines).rstrip() + "\n"
-    Experiment.from_dict(tomllib.loads(text))
+    Experiment.from_dict(tomllib.loads(text))  # what we write must be what we read
     return text
 
 

@@ -34,7 +34,7 @@ def out() -> Terminal:
 
     Each call returns a new console, so that a redirected stdout is respected.
     """
-    return Terminal(soft_wrap=not sys.stdout.isatty())
+    return Terminal(soft_wrap=not sys.stdout.isatty())  # a line of a table in a pipe is one line for grep
 
 
 def print_json(data: Any) -> None:

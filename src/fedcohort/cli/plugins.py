@@ -37,6 +37,7 @@ class RootGroup(TyperGroup):
 
     def _find_plugins(self) -> None:
         for entry in sorted(importlib.metadata.entry_points(group="fedcohort.commands")):
+            # setdefault: no package replaces a command of ours.
             self.commands.setdefault(entry.name, _Plugin(entry))
 
 

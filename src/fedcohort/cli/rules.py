@@ -169,6 +169,7 @@ def apply_rules(
         if not allow_unknown:
             _check_names(order, table)
         round_ = next_round(record)[0]
+        # Checked against what earlier orders will have made of the rules, not against what the server has now.
         before = _rules_after_pending(record, journal)
         rules = order.new_rules(before, round_)  # raises when they cannot hold together
         _check_feasible(rules, record, round_)
@@ -198,7 +199,7 @@ def show_rules(journal: OpenJournalArgument, format: FormatOption = Format.TABLE
     if format is Format.JSON:
         print_json({"rules": rules, "waiting": len(pending)})
         return
-    typer.echo(to_toml({"rules": rules}), nl=False)
+    typer.echo(to_toml({"rules": rules}), nl=False)  # stdout is TOML and nothing else
     if pending:
         typer.echo(f"# changes not yet applied: {len(pending)}", err=True)
 

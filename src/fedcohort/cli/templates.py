@@ -36,6 +36,7 @@ def write_app(directory: Path, files: Mapping[str, str]) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_file(file, text.encode())
     except BaseException:
+        # The directory was new or empty, so everything in it is ours.
         for item in [directory] if new else directory.iterdir():
             shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
         raise

@@ -94,6 +94,7 @@ def _parse_value(text: str) -> Value:
     >>> [_parse_value(cell) for cell in ("3", "0.5", "true", "north")]
     [3, 0.5, True, 'north']
     """
+    # Rules compare values: a battery of 80 must be a number, and true must be no text.
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

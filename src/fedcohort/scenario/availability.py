@@ -67,7 +67,7 @@ class UniformShare(Availability):
         """Draw the round's share without replacement."""
         clients = len(federation)
         draw = rng.stream(seed, rng.AVAILABILITY, _EACH_ROUND, round)
-        count = max(1, nearest(self.share * clients))
+        count = max(1, nearest(self.share * clients))  # a round without any client would only pass time
         return _to_mask(clients, draw.choice(clients, size=count, replace=False, shuffle=False))
 
 
@@ -146,6 +146,7 @@ class Bernoulli(Availability):
                     f"The availability 'bernoulli' has {len(self.probabilities)} probabilities for {clients} clients."
                 )
             return np.asarray(self.probabilities, dtype=np.float64)
+        # A Beta distribution of mean 1 does not exist: its second parameter would be 0.
         if self.concentration is None or self.probability == 1:
             return np.full(clients, float(self.probability))
         draw = rng.stream(seed, rng.AVAILABILITY, _WHOLE_RUN)

@@ -155,13 +155,14 @@ def _deal_classes(clients: int, each: int, classes: int, rng: np.random.Generato
     """
     slots = np.full(classes, clients * each // classes, dtype=np.int64)
     slots[rng.permutation(classes)[: clients * each % classes]] += 1
-    if each == 1:
+    if each == 1:  # any order of the slots gives each client one class
         return rng.permutation(np.repeat(np.arange(classes), slots))[:, None]
     ties = rng.random((clients, classes))  # below 1, so they only decide between equal numbers of slots
     dealt = np.empty((clients, each), dtype=np.int64)
     for k in range(clients):
         dealt[k] = np.argpartition(ties[k] - slots, each - 1)[:each]
         slots[dealt[k]] -= 1
+    # Those that were dealt last got what was left, so the order of clients must not tell.
     return rng.permutation(dealt)
 
 
@@ -286,7 +287,7 @@ class DominantClass(Partition):
             empty = int(np.argmin(pool.counts))
             raise ScenarioError(f"The partition 'dominant-class' needs data of all classes; class {empty} has none.")
         skewed = round(self.share * self.clients)
-        dominant = np.full(self.clients, -1, dtype=np.int64)
+        dominant = np.full(self.clients, -1, dtype=np.int64)  # -1: no class dominates
         chosen = rng.permutation(self.clients)[:skewed]
         # Cycle through the classes in random order, so that each one dominates in equally many clients, to within one.
         dominant[chosen] = rng.permutation(pool.classes)[np.arange(skewed) % pool.classes]

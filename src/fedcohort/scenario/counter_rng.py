@@ -81,12 +81,14 @@ def log_normals(spread: float, uniform: FloatArray) -> FloatArray:
 
 @lru_cache(maxsize=256)
 def _key(seed: int, name: str, position: tuple[int, ...]) -> tuple[np.uint64, np.uint64]:
+    # The name's checksum and not Python's hash, which differs from process to process.
     sequence = np.random.SeedSequence(seed, spawn_key=(zlib.crc32(name.encode()), *position))
     first, second = sequence.generate_state(2, np.uint64)
     return first, second
 
 
 def _unit(bits: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> FloatArray:
+    # 53 bits are what a float64 holds; with 64, the largest would round up to 1.
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -176,6 +176,7 @@ class Devices(NamedPart):
         seconds : (k,) float64
         status : (k,) int8 of Status
         """
+        # The work is lost with the session: a phone that leaves the charger kills the app that trains.
         on, until = self.presence(clients, seed=seed, time=time)
         left = np.where(on, until - time, 0.0)
         failed = ~on | (seconds > left)

@@ -194,6 +194,7 @@ class DirichletLabels(Partition):
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Draw a class distribution per client, then its samples."""
         size = equal_size(self.name, pool, self.clients, self.samples)
+        # Hsu's alpha is the sum over classes, Dirichlet's own parameter is for each of them.
         prior = pool.counts / len(pool)
         shares = dirichlet(rng, np.tile(self.alpha * prior, (self.clients, 1)))
         return deal(pool, sequential_counts(pool, shares, size, rng), rng, partition=self.name)
@@ -231,7 +232,7 @@ class DirichletQp(Partition):
         for attempt in range(self.redraws + 1):
             shares = dirichlet(rng, np.tile(self.alpha * prior, (self.clients, 1)))
             sizes = quadratic_sizes(shares.T, pool.counts.astype(np.float64), self.least)
-            if sizes is None:
+            if sizes is None:  # these mixtures cannot add up to the pool's classes, whatever the sizes
                 continue
             return deal(
                 pool,

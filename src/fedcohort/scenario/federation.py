@@ -103,6 +103,7 @@ class Federation:
     groups: Groups | None = None
 
     def __post_init__(self) -> None:
+        # All runs of a lock-step group share these arrays.
         for field in ("indices", "offsets", "labels", "true_labels", "validation", "noise_rate", "server_validation"):
             freeze(getattr(self, field))
         for trait in self.traits.values():
@@ -149,6 +150,7 @@ class Federation:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Name of each client: from the data, or its number."""
+        # Rules, journals and reports know clients by name, so that they mean the same client in another run.
         return tuple(map(str, range(len(self)))) if self.client_names is None else self.client_names
 
     @cached_property
@@ -166,6 +168,7 @@ class Federation:
         """Whether a third or more of each client's samples (N,) are of classes with less than 3/4 of the mean size."""
         counts = self.label_counts(part="all", true=True)
         total = counts.sum(axis=0)
+        # Compared with the mean class and not the largest, so that a balanced federation has no rare class.
         rare = total < 0.75 * total.mean()
         return freeze(3 * counts[:, rare].sum(axis=1) >= np.maximum(counts.sum(axis=1), 1))
 

@@ -50,6 +50,7 @@ class Groups:
     @classmethod
     def by_class(cls, main_class: IntArray) -> Groups:
         """Group clients by the class they hold most of."""
+        # Classes that are nobody's main class make no group, which would have no clients to measure.
         present, of = np.unique(main_class, return_inverse=True)
         names = tuple(f"mostly class {c}" for c in present)
         return cls("class", of.astype(np.int64), names, ("plain",) * len(names))

@@ -86,6 +86,7 @@ class ShiftedExponential(Latency):
         self, sizes: IntArray, clients: IntArray, *, seed: int, round: int, work: float | FloatArray = 1.0
     ) -> FloatArray:
         """Draw by hashing (seed, round, client), in O(k) and independently of the other clients."""
+        # By inversion; log1p, because a uniform number near 0 has few exact digits in 1 - u.
         exponential = -np.log1p(-uniforms(seed, rng.LATENCY, clients, _EACH_ROUND, round))
         seconds: FloatArray = self.unit * sizes[clients] * (self.shift + self.straggling * exponential) * work
         return seconds * self.slowness(clients, seed) if self.spread else seconds

@@ -50,6 +50,7 @@ class LabelNoise(Parameterized):
 
     def beta(self) -> tuple[float, float]:
         """Return a and b."""
+        # Rounded, because 0.15 * 2 is not 0.3 in binary and the description shows these numbers.
         return round(self.mean * self.concentration, 12), round((1.0 - self.mean) * self.concentration, 12)
 
     @property
@@ -109,7 +110,7 @@ class LabelNoise(Parameterized):
             return labels, np.zeros(len(sizes)), drawn
         if classes < 2:
             raise ScenarioError(f"Label noise needs another class to change a label to; there is {classes}.")
-        noisy = labels.copy()
+        noisy = labels.copy()  # the caller keeps the true labels
         owner = np.repeat(np.arange(len(sizes)), sizes)
         if self.level:
             candidates = self._candidates(labels, classes)  # (total,)

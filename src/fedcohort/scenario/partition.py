@@ -182,6 +182,7 @@ def deal(
             f"has {int(have[worst]):,}.",
             hint=hint,
         )
+    # Class by class, so that each class needs one permutation and not one for each client.
     by_class = np.argsort(pool.labels, kind="stable")
     starts = np.concatenate([[0], np.cumsum(have)])
     chosen, owners = [], []
@@ -225,6 +226,7 @@ def round_to_total(shares: FloatArray, total: int) -> IntArray:
     >>> round_to_total(np.array([1.4, 1.4, 1.2]), 4)
     array([2, 1, 1])
     """
+    # Rounding each share by itself would miss the total, and a class would lack or keep samples.
     exact = shares * (total / float(shares.sum()))
     whole = np.floor(exact).astype(np.int64)
     missing = total - int(whole.sum())

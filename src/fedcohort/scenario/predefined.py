@@ -39,6 +39,7 @@ class Natural(Partition):
                 "The partition 'natural' needs a dataset that says which client each sample belongs to.",
                 hint="name the column with data.client, give an array clients, or use the dataset 'femnist'",
             )
+        # Writers may have no samples here: the server may have kept theirs, or they are in the test set only.
         sizes = np.bincount(pool.writers)
         chosen = np.flatnonzero(sizes >= self.least)
         count = len(chosen) if self.clients is None else self.clients
@@ -48,7 +49,7 @@ class Natural(Partition):
                 f"the dataset has {len(chosen):,} (largest: {int(sizes.max()):,} samples)."
             )
         if count < len(chosen):
-            chosen = np.sort(rng.permutation(chosen)[:count])
+            chosen = np.sort(rng.permutation(chosen)[:count])  # sorted, so that names keep the data's order
         number = np.full(len(sizes), -1, dtype=np.int64)
         number[chosen] = np.arange(count)
         owner = number[pool.writers]
@@ -85,6 +86,7 @@ class Custom(Partition):
         positions = np.concatenate([np.asarray(part, dtype=np.int64) for part in self.parts])
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in self.parts])]).astype(np.int64)
         end = int(pool.positions.max()) + 1
+        # The lists name positions in the whole training set, of which the server may have kept some.
         place_of = np.full(max(end, int(positions.max(initial=0)) + 1), -1, dtype=np.int64)
         place_of[pool.positions] = np.arange(len(pool))
         places = place_of[positions]

@@ -48,6 +48,7 @@ class _Preset:
         """Return how clients train on a dataset: as on the paper's first one, without its targets, if it is another."""
         if data in self.training:
             return self.training[data]
+        # An accuracy of one dataset is no target for another.
         return replace(next(iter(self.training.values())), targets=())
 
 

@@ -44,7 +44,7 @@ def quadratic_sizes(fractions: FloatArray, counts: FloatArray, least: float = 1.
     >>> quadratic_sizes(np.array([[1.0, 0.5], [0.0, 0.5]]), np.array([10.0, 30.0])) is None
     True
     """
-    scale = float(counts.max(initial=0.0))
+    scale = float(counts.max(initial=0.0))  # everything below is relative to it, so one tolerance fits all datasets
     if scale <= 0.0:
         return None
     target, floor = counts / scale, least / scale

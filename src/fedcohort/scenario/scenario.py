@@ -345,6 +345,7 @@ class Scenario(Parameterized):
                     f"A scenario has no key {key!r}. Known: {', '.join(known)}.",
                     hint=suggest(str(key), known),
                 )
+        # The other keys change the preset, so that a paper's setting with one difference is one line.
         base = preset(table["preset"]) if "preset" in table else cls()
         changes = {key: value for key, value in table.items() if key != "preset"}
         for key in set(_PARTS) & set(changes):

@@ -55,7 +55,7 @@ _IMAGES: dict[str, Callable[[AnyArray], AnyArray]] = {
     "blur": _blur,
     "sketch": _sketch,
 }
-VIEWS = (PLAIN, *_IMAGES, RELABEL)
+VIEWS = (PLAIN, *_IMAGES, RELABEL)  # names in configurations and in results; never rename one
 
 
 def seen(view: str, samples: AnyArray) -> AnyArray:
@@ -119,7 +119,7 @@ class Shift(Parameterized):
                 f"The shift needs {len(self.views)} groups of {each:,} clients, but the federation has {clients:,}.",
                 hint="use more clients, fewer views or a smaller share",
             )
-        of = np.zeros(clients, dtype=np.int64)
+        of = np.zeros(clients, dtype=np.int64)  # 0 is the plain view
         order = rng.permutation(clients)
         names = [name for name in self.views if name != PLAIN]
         for place, name in enumerate(self.views):

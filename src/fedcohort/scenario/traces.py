@@ -489,6 +489,7 @@ class TraceDevices(Devices):
             stamp = Path(self.path).stat().st_mtime_ns
         except OSError as error:
             raise ScenarioError(f"The trace {self.path} cannot be read: {error.strerror or error}.") from error
+        # By the time of its last change, so that a file that was written again is read again.
         return _load(self.path, stamp, self.speeds_path, self.needs)
 
     def _device(self, clients: IntArray, seed: int) -> IntArray:
@@ -545,7 +546,7 @@ def fit(trace: Trace, needs: Sequence[str] | None = None) -> DrawnDevices:
     counts = np.bincount(on.device)
     counts = counts[counts > 0]
     gaps = np.maximum(takes_place * trace.span / counts - session, 0.01 * session)  # of each client
-    often = counts >= _SESSIONS
+    often = counts >= _SESSIONS  # the others' gaps are mostly chance
     variety = 0.0
     if often.sum() >= _SESSIONS:
         # If each session takes place with probability q, a count n has a variance of (1 - q) / n times its square.

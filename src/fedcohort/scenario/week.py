@@ -45,13 +45,14 @@ class FederationWeek:
     @classmethod
     def of(cls, devices: Devices, clients: int, *, seed: int = 0, limit: int = 40) -> FederationWeek:
         """Look up the devices of ``clients`` clients every quarter of an hour."""
-        moments = int(WEEK / (HOUR / 4))
+        moments = int(WEEK / (HOUR / 4))  # as fine as a picture can show
         everybody = np.arange(clients)
         shown = spaced_clients(clients, limit)
         times: FloatArray = np.linspace(0.0, WEEK, moments, endpoint=False)
         available = np.zeros(moments, np.int64)
         on = np.zeros((len(shown), moments), np.bool_)
         for i, time in enumerate(times.tolist()):
+            # One moment for all clients and not the other way round: all clients at all moments would fill the memory.
             now = devices.presence(everybody, seed=seed, time=time).on
             available[i], on[:, i] = now.sum(), now[shown]
         speeds, bandwidths = devices.speeds(everybody, seed=seed), devices.bandwidths(everybody, seed=seed)

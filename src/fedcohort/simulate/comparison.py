@@ -49,6 +49,7 @@ def compared(
     dataset, section = _dataset(data, label, client, task)
     described = _scenario(scenario)
     preset = described.get("preset")
+    # A paper trains differently on each dataset, so the preset's training depends on its name.
     name = dataset.name if dataset is not None else (section or {}).get("name")
     federation = any(value is not None for value in (data, scenario, partition, clients))
     base, origin = base_table(config, name, preset, selectors is not None, keep_settings=not federation)

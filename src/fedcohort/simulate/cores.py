@@ -46,6 +46,7 @@ def busy_cores() -> float:
     return _others.busy_cores()
 
 
+# taskset, a batch system or a container may leave this process some of the machine's cores.
 def _own_cores() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 

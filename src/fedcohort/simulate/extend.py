@@ -86,6 +86,7 @@ def _more_seeds(present: Sequence[int], seeds: Sequence[int] | int) -> list[int]
                 f"The experiment has {len(present)} seeds, which cannot become {seeds}.",
                 hint="seeds can be added, not removed; a list such as 7,8 adds these two seeds",
             )
+        # The smallest numbers that are free, as a new experiment with so many seeds has them.
         existing = set(present)
         fresh = (seed for seed in itertools.count() if seed not in existing)
         return [*present, *itertools.islice(fresh, seeds - len(present))]
@@ -98,6 +99,7 @@ def smaller_experiment(experiment: Experiment, folder: Path) -> Path | None:
     One with files of the user is never returned, because they may have changed since.
     """
     table = experiment.table
+    # The newest first: an older one may have been made by other code under the same name.
     for path in sorted(folder.glob("*/meta.json"), key=lambda file: file.stat().st_mtime, reverse=True):
         try:
             before, state = Experiment.from_dict(read_started(path.parent)).table, load(path.parent).status.get("state")

@@ -84,6 +84,7 @@ def _named_class(name: str, shape: Shape, classes: int) -> nn.Module:
         )
     # Calling it and catching TypeError would hide errors inside the constructor.
     signature = inspect.signature(cls)
+    # Whoever knows the shape uses it; a model that is made for one dataset takes nothing.
     for arguments in ((shape, classes), ()):
         try:
             signature.bind(*arguments)

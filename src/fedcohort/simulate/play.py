@@ -68,6 +68,7 @@ def _finish_round_on_interrupt(simulation: Simulation, console: Console) -> Iter
         simulation.stop()
         say(console, "stopping after this round; press Ctrl-C again to stop at once")
 
+    # SIGTERM too: a cluster's scheduler sends it some seconds before it kills.
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

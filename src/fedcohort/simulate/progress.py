@@ -70,6 +70,7 @@ class Progress(Listener):
         """Count the round; draw when it is time."""
         self._done += 1
         value = row["accuracy" if self._metric.is_accuracy else "metric"]
+        # A round that was not evaluated keeps the last score.
         self._latest[run.id] = (run, self._latest[run.id][1] if value is None else value)
         self._leave_out(run)
         if self._live is None and time.monotonic() >= self._due:  # a terminal draws by itself

@@ -109,6 +109,7 @@ class Simulation:
         self._done_before = 0
         self._status_due = 0.0
         self._infos: dict[str, RunInfo] = {}
+        # runs.json is a summary for readers. What counts are the configuration and the checkpoints.
         before: dict[str, RunInfo] = {}
         if resume:
             try:
@@ -186,6 +187,7 @@ class Simulation:
             raise type(error)(
                 error.message, hint=f"{out} keeps its federation; run a new experiment for this"
             ) from error
+        # Written by run() and not here, so that whoever only builds the larger experiment changes nothing.
         simulation._extension = to_toml(experiment.table)
         return simulation
 
@@ -351,6 +353,7 @@ class Simulation:
     def _drive(self) -> str:
         if self.experiment.options.engine == "ray":
             return drive(self)
+        # A driver that cannot start its processes says no, and this process runs the groups itself.
         if self.prepared.processes > 1 and LocalDriver(self, self.prepared.processes, self._asked).drive():
             ended = all(self.has_ended(number) for number in self.prepared.groups)
             return "finished" if ended else "interrupted"
@@ -427,6 +430,7 @@ class Simulation:
 
     def take_over(self, number: int, result: HandOver) -> None:
         """Write another process's results of a group: rows and journals first, then their checkpoint."""
+        # As in _checkpoint: what may be dropped when resuming comes first, the checkpoint that makes it count last.
         self.writer.append(result.rounds)
         write_journals(self.out / "journal", result.journals)
         checkpoints.save(self.out / "checkpoint", number, result.checkpoint, result.round)

@@ -165,6 +165,8 @@ class Experiment:
 
 # -- sections --------------------------------------------------------------------------------------------------
 
+# Settings merge tables and not built parts: a part with another name starts from its own defaults, and only the table
+# says which of its values somebody wrote.
 _PLAIN: dict[str, type[Any]] = {"model": ModelOptions, "local": LocalTraining, "run": RunOptions, "rules": Rules}
 _NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS, "labels": LABEL_SHARING}
 _DEFAULTS = {"aggregator": "fedavg", "filter": "keep-all", "labels": "counts"}
@@ -210,6 +212,7 @@ def _table(where: str, value: Any, hint: str | None = None) -> dict[str, Any]:
         return {"name": value}
     if not isinstance(value, Mapping):
         plain = value is None or isinstance(value, (bool, int, float))
+        # A frame or an array would fill the screen.
         got = short_repr(value) if plain else f"an object of type {type(value).__name__}"
         raise ConfigError(f"{where} must be a table or a name. Got {got}.", hint=hint)
     return dict(value)
@@ -391,6 +394,7 @@ class Configuration:
                 f"An experiment has at most {MAX_RUNS:,} runs. Got {math.prod(counts):,}: {counts[0]} settings x "
                 f"{counts[1]} selectors x {counts[2]} seeds."
             )
+        # In this order: the task says what data are read as, and data may name the clients of a scenario.
         parts = _build(table, ["task", "data", "scenario", *_PLAIN, *_NAMED], {})
         selectors = {label: _Chosen.of(label, entry) for label, entry in entries.items()}
         settings = []
@@ -556,6 +560,7 @@ def _check_known(option: str, value: str | None, kind: str, known: list[str]) ->
 
 def _file_stem(label: str, title: str) -> str:
     """Return the beginning of the names of a run's files, for a selector in a setting."""
+    # A label may have any characters, a file's name may not. Labels that become the same name are refused later.
     slugs = [re.sub(r"[^A-Za-z0-9_.+=-]+", "-", text).strip("-.") or "run" for text in (label, title) if text]
     stem = "-".join(slugs)
     if len(stem) > _MAX_NAME:
@@ -580,6 +585,7 @@ def _flatten(table: Table, prefix: str = "") -> dict[str, Any]:
 
 def values_of(thing: Any) -> dict[str, Any]:
     """Return the parameters of a configurable object as plain values, without those that are None."""
+    # TOML has no None: a key that is left out means it.
     values = {info.name: getattr(thing, info.name) for info in parameters(type(thing))}
     return {key: _without_none(value) for key, value in values.items() if value is not None}
 

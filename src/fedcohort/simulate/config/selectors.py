@@ -86,6 +86,7 @@ def _name_of(cls: type[Selector[Any]]) -> str:
     name = vars(cls).get("name")
     if isinstance(name, str) and name in SELECTORS and SELECTORS.get(name) is cls:
         return name
+    # What cannot be found by name could not be continued from the configuration, nor in another process.
     reference = SELECTORS.reference(cls) or f"{cls.__module__}:{cls.__qualname__}"
     if cls.__module__ != "__main__" and cls.__qualname__.isidentifier() and not inspect.isabstract(cls):
         try:

@@ -75,6 +75,7 @@ def expand_sweep(selectors: Mapping[str, Any], sweep: Any) -> dict[str, Any]:
                 raise ConfigError(
                     f"Two selectors would both be labelled {name!r}.", hint="relabel one, or give each value once"
                 )
+            # A label is not a name any more once it says the swept value, so the entry names its selector.
             base = {"name": raw} if isinstance(raw, str) else raw
             result[name] = {"name": label, **base, **swept} if swept and isinstance(base, Mapping) else raw
     return result

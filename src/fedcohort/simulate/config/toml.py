@@ -111,7 +111,7 @@ def read_started(out: Path) -> dict[str, Any]:
 
 def find_table(config: str) -> dict[str, Any]:
     """Read a TOML file or, if there is none called "demo", the built-in configuration of that name."""
-    if config != DEMO or Path(config).exists():
+    if config != DEMO or Path(config).exists():  # the user's own file of that name comes first
         return read_table(config)
     return tomllib.loads((_BUILTIN / "demo.toml").read_text())
 
@@ -215,6 +215,7 @@ def to_toml(table: Mapping[str, Any]) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
+# The standard library reads TOML and does not write it.
 def _write_table(lines: list[str], path: tuple[str, ...], table: Mapping[str, Any], many: bool = False) -> None:
     def is_list_of_tables(value: Any) -> bool:
         return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)

@@ -307,6 +307,7 @@ def _number_labels(name: str, parts: list[AnyArray]) -> tuple[list[AnyArray], li
 
 def _hold_out(data: Dataset, share: float, seed: int) -> Dataset:
     """Return the dataset with a share of its training samples as test set, of every class if there are classes."""
+    # At random, because rows of a file are often sorted by time or class; by class, so that rare ones are tested too.
     order = rng.stream(seed, rng.DATA).permutation(len(data.labels))
     held_out = np.zeros(len(order), dtype=bool)
     held_out[order[stratified_test(data.labels[order], share)]] = True

@@ -72,6 +72,7 @@ def from_flwr_partitioner(
 
 def columns_of(partition: Any, image_key: str, label_key: str, what: str) -> tuple[AnyArray, IntArray]:
     """Return a partition's samples and labels as arrays; images may be arrays or PIL images."""
+    # A partition of flwr_datasets has column_names, a mapping has keys.
     known = getattr(partition, "column_names", None) or list(getattr(partition, "keys", list)())
     for key in (image_key, label_key):
         if key not in known:

@@ -37,6 +37,7 @@ def read_pictures(path: Path) -> tuple[Pictures, Pictures | None, tuple[str, ...
             f"{path} is a folder of images, which need Pillow to be read. It is not installed.",
             hint="pip install pillow",
         ) from error
+    # Two passes: the headers say how much memory all images need, before one of them is decoded.
     whole = [file for part in files for file, _ in part]
     sizes, grey = set(), True
     for file in whole:
@@ -47,6 +48,7 @@ def read_pictures(path: Path) -> tuple[Pictures, Pictures | None, tuple[str, ...
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"{file} cannot be read as an image: {error}.", hint="repair or remove it") from error
     scaled = len(sizes) > 1
+    # A batch needs one shape. Images of one size keep it.
     width, height = (_SIDE, _SIDE) if scaled else next(iter(sizes))
     shape = (height, width) if grey else (height, width, 3)
     check_memory(f"The images in {path}", len(whole) * int(np.prod(shape)))

@@ -77,6 +77,7 @@ def fetch(resource: Resource, folder: Path) -> Path:
         raise DataError(f"The folder {folder} cannot be written to: {error}.", hint="name another folder") from error
     try:
         log.info("downloading %s", resource.url)
+        # Never under its own name: a download that breaks off would look like the file.
         with os.fdopen(handle, "wb") as file, urllib.request.urlopen(resource.url, timeout=_TIMEOUT_S) as answer:
             while block := answer.read(_BLOCK):
                 file.write(block)

@@ -146,6 +146,7 @@ class Synthetic(Source):
         return Dataset(self.name, x, y, x_test, y_test, self.classes, names, source=f"drawn with seed {self.seed}")
 
     def _draw(self, n: int, centres: AnyArray, draw: np.random.Generator) -> tuple[AnyArray, IntArray]:
+        # Permuted and not drawn, so that classes are equally frequent.
         y = draw.permutation(np.arange(n, dtype=np.int64) % self.classes)
         x = draw.standard_normal((n, centres.shape[2]), dtype=np.float32)
         x += centres[y, draw.integers(0, self.modes, n)]

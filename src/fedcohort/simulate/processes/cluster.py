@@ -116,7 +116,7 @@ class ClusterDriver:
     def __init__(self, simulation: DrivenExperiment) -> None:
         self.simulation = simulation
         self.ray = _ray()
-        self.prepared = self.ray.put(simulation.prepared)
+        self.prepared = self.ray.put(simulation.prepared)  # once for all actors: it holds the data
         self.pending: dict[Any, tuple[int, Any]] = {}  # future of advance -> group, actor
         self.attempts: dict[int, int] = {}
         options = simulation.experiment.options
@@ -147,7 +147,7 @@ class ClusterDriver:
         journals = {} if saved is None else simulation.journals(number)
         actor = (
             self.ray.remote(_GroupHost)
-            .options(max_concurrency=2, **self.resources)
+            .options(max_concurrency=2, **self.resources)  # so that stop() is heard while advance() runs
             .remote(self.prepared, number, simulation.device, self.workers, saved=saved, journals=journals)
         )
         self.pending[actor.advance.remote(self.seconds)] = (number, actor)

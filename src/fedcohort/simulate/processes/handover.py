@@ -38,6 +38,7 @@ class HandOver:
     journals: dict[str, bytes] = field(default_factory=dict)
 
 
+# A protocol, because the runner imports the drivers and not the other way round.
 class DrivenExperiment(Protocol):
     """What a driver needs of the :class:`~fedcohort.simulate.runner.Simulation` that it runs groups for."""
 

@@ -153,6 +153,7 @@ class LocalDriver:
         # The processes import torch while the setup is written.
         for _ in range(self._count):
             self._start()
+        # A file that workers map: over the connection, each would get a copy of the data of its own.
         with disk_errors(Path(tempfile.gettempdir())):
             self._ends = self._setup.write(self._file)
         for worker in self.workers:
@@ -239,6 +240,7 @@ class LocalDriver:
         self._end(worker)
         if self.simulation.stopping:
             return
+        # Counted for each group: one that kills its process must not use up the attempts of the others.
         place = -1 if worker.group is None else worker.group
         self._attempts[place] = self._attempts.get(place, 0) + 1
         if self._attempts[place] >= _ATTEMPTS:

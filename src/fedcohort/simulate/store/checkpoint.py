@@ -48,6 +48,7 @@ class Checkpoint:
     def to_bytes(self) -> bytes:
         """Pack everything into the bytes of an ``.npz`` file."""
         buffer = io.BytesIO()
+        # JSON inside the archive instead of beside it: one file appears at once, two could disagree after a crash.
         head = np.frombuffer(json.dumps({"round": self.round, "facts": self.facts}).encode(), np.uint8)
         np.savez(buffer, allow_pickle=False, **{"head.json": head}, **self.arrays)
         return buffer.getvalue()
@@ -81,6 +82,7 @@ def pause_after(took: float, pause: float) -> float:
     pause : float
         Configured seconds between two checkpoints; 0 means after every round.
     """
+    # A large model takes long to write; rarer checkpoints keep the share of time, and lose more rounds in a crash.
     return max(pause, took / _SHARE) if pause else 0.0
 
 

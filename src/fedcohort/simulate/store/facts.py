@@ -29,6 +29,7 @@ def read_facts(path: Path) -> FederationFacts:
     arrays = read_arrays(path)
     names = tuple(map(str, arrays["names"].tolist())) if "names" in arrays else None
     counts, true, sizes, noise = (np.asarray(arrays[k]) for k in ("label_counts", "true_counts", "sizes", "noise_rate"))
+    # The file may be from anywhere: a report draws what it says, so lengths and types must agree.
     facts = (counts, true, sizes, noise)
     lengths = {*(len(array) for array in facts if array.ndim), *([] if names is None else [len(names)])}
     if [array.ndim for array in facts] != [2, 2, 1, 1] or len(lengths) != 1:

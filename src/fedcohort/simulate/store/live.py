@@ -16,7 +16,7 @@ from fedcohort.journal.live import LiveRounds
 from fedcohort.simulate.store.results import LIVE
 from fedcohort.simulate.store.writer import disk_errors
 
-_FLUSH_SECONDS = 0.5
+_FLUSH_SECONDS = 0.5  # all rounds in between are one transaction
 
 
 class LiveFeed:

@@ -37,6 +37,7 @@ class RowBuffer:
         for field in schema:
             values = [row[field.name] for row in rows]
             if field.name == "run":
+                # Each run's name once, and a number in every row.
                 columns.append(pa.array(values, pa.string()).dictionary_encode().cast(field.type))
             elif pa.types.is_list(field.type):
                 offsets = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int32)

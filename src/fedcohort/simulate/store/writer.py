@@ -105,6 +105,7 @@ def share_lock(folder: Path) -> Iterator[None]:
     """Mark this process as a worker of the process that holds the lock, which it may outlive by a round."""
     import fcntl
 
+    # Shared by all workers and not the driver's own lock: a worker may still write a journal when the driver is dead.
     with open(folder / ".workers", "a", opener=refuse_links) as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
@@ -251,6 +252,7 @@ class ExperimentWriter:
             table = read_part(path)
             first = np.array([resume_at.get(name, np.iinfo(np.int32).max) for name in run_names(table)], np.int64)
             keep = table.column("round").to_numpy() < first[run_codes(table)] if len(table) else []
+            # A part that loses nothing is not written again: a crash while resuming must not cost what was whole.
             if len(table) and not np.all(keep):
                 self._write(part, table.filter(pa.array(keep)))
 
