@@ -1,6 +1,8 @@
 """The tutorial notebook runs unchanged in its own kernel, and shows progress."""
 
 import io
+import re
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -23,7 +25,9 @@ def outputs(tmp_path_factory):
         patch.setenv("TMPDIR", str(folder))
         notebook = nbformat.read(NOTEBOOK, as_version=4)
         NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
-    return [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    first, *others = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not first.outputs  # it is installed here
+    return [cell.outputs for cell in others]
 
 
 def html_of(cell):
@@ -45,6 +49,13 @@ def test_results_and_pictures_show_themselves(outputs):
     assert "<iframe" in pages[-1] or "<svg" in pages[-1]  # the last step shows who was picked
     said = "".join(out.get("text", "") for out in outputs[-1])
     assert "drawn at random, place by place" in said
+
+
+def test_its_first_code_installs_what_is_missing():
+    first = next(cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code")
+    extras = tomllib.loads((NOTEBOOK.parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (named,) = re.findall(r"%pip install -q \"fedcohort\[([a-z,]+)\]\"", first.source)
+    assert set(named.split(",")) <= set(extras) and "find_spec" in first.source
 
 
 def test_the_notebook_is_kept_without_outputs():
