@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcohort.core.errors import InputError
-from fedcohort_bench.privacy.meter import audit
+from fedcohort_bench.privacy.meter import attack_all
 
 
 def federation(n: int = 40, classes: int = 5) -> np.ndarray:
@@ -18,7 +18,7 @@ def test_every_option_has_findings_and_one_verdict() -> None:
     counts = federation()
     rng = np.random.default_rng(1)
     updates = 0.1 * (counts / counts.sum(axis=1, keepdims=True) - 0.2)
-    found = audit(counts, epsilons=(0.1, 8.0), coalition=2, updates=updates, step=0.1, rng=rng)
+    found = attack_all(counts, epsilons=(0.1, 8.0), coalition=2, updates=updates, step=0.1, rng=rng)
     by = {e.option: e for e in found.exposures}
     assert list(by) == [
         "counts in the clear",
@@ -49,7 +49,7 @@ def test_equal_sizes_and_sizes_with_a_common_factor_hide_nothing(factor: int) ->
     rng = np.random.default_rng(factor)
     sizes = factor * rng.integers(10, 40, 40) if factor else [100] * 40
     counts = [rng.multinomial(int(q), rng.dirichlet(np.full(10, 0.3))) for q in sizes]
-    encrypted = audit(counts, rng=rng).exposures[1]
+    encrypted = attack_all(counts, rng=rng).exposures[1]
     server = encrypted.findings[0]
     assert (server.observer, server.exact_share, server.named) == ("server", 1.0, False)
     assert "exact counts of 100% of clients" in encrypted.verdict
@@ -59,7 +59,7 @@ def test_verdicts_follow_the_numbers() -> None:
     counts = federation(4, 12)  # fewer clients than classes: the lattice tells little
     rng = np.random.default_rng(1)
     noise = rng.normal(size=counts.shape)
-    found = {e.option: e for e in audit(counts, updates=noise, step=1.0, rng=rng).exposures}
+    found = {e.option: e for e in attack_all(counts, updates=noise, step=1.0, rng=rng).exposures}
     assert found["encrypted, S at the server"].verdict.startswith("Broken by sybils")
     assert found["updates in the clear, labels never asked for"].verdict.startswith("Little")
 
@@ -67,6 +67,6 @@ def test_verdicts_follow_the_numbers() -> None:
 def test_bad_input() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(InputError, match="whole label counts"):
-        audit([[0.5, 1.0]], rng=rng)
+        attack_all([[0.5, 1.0]], rng=rng)
     with pytest.raises(InputError, match="1 to 2 clients"):
-        audit([[1, 2], [3, 4]], coalition=3, rng=rng)
+        attack_all([[1, 2], [3, 4]], coalition=3, rng=rng)

@@ -90,7 +90,7 @@ def test_check_selector_takes_a_selector_its_class_or_a_name():
     skip = {check: "not the subject here" for check in CHECKS if check != "cohort"}
     for form in (Uniform(), Uniform, "uniform"):
         check_selector(form, skip=skip)
-    with pytest.raises(ConformanceError, match="FailsWhenStrict"):
+    with pytest.raises(ConformanceError):
         check_selector(FailsWhenStrict, skip=skip)
     for wrong in (int, 3, None):
         with pytest.raises(InputError, match=r"'selector' must be a Selector"):

@@ -264,7 +264,7 @@ def test_check_catches(check, cls):
 
 
 def test_hidden_state_is_caught_by_the_same_seed_check():
-    with pytest.raises(ConformanceError, match="differ"):
+    with pytest.raises(ConformanceError):
         run_check("same-seed", HiddenState())
 
 

@@ -81,6 +81,12 @@ def codes(data: bytes) -> str:
     return json.dumps({"ticket": 1, "reasons": ["blocked"], "codes": base64.b64encode(data).decode()})
 
 
+def version(**facts: bytes) -> bytes:
+    all_facts = {"active": pack(np.packbits(np.ones(4, np.bool_))), "n": b"4", **facts}
+    header = json.dumps([list(all_facts), [[name, len(data)] for name, data in all_facts.items()]])
+    return header.encode() + b"\n" + b"".join(all_facts.values())
+
+
 @pytest.mark.parametrize("replay", ["--replay", "--no-replay"])
 @pytest.mark.parametrize("audit", [False, True], ids=["plain", "chained"])
 @pytest.mark.parametrize(
@@ -97,6 +103,9 @@ def codes(data: bytes) -> str:
         ("INSERT INTO events VALUES (x'', 99, 1.0, 'excluded', ?)", codes(bomb(64 << 20))),
         ("INSERT INTO events VALUES (x'', 99, 1.0, 'excluded', ?)", codes(b"no codes")),
         ("INSERT INTO events VALUES (x'', 99, 1.0, 'mine', ?)", "no body"),
+        ("INSERT INTO answers VALUES (x'', 1, ?)", b"no answer"),
+        ("INSERT INTO versions VALUES (x'', 99, ?)", b"no version"),
+        ("INSERT INTO versions VALUES (x'', 99, ?)", version(names=bomb(64 << 20))),
     ],
 )
 def test_what_cannot_be_read_is_damage(

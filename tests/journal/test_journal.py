@@ -40,14 +40,14 @@ def test_changed_rows_compares_bits():
 def test_an_existing_journal_is_never_overwritten(tmp_path):
     path = tmp_path / "j.sqlite"
     Session(create("uniform"), ClientTable(n=3), journal=path).close()
-    with pytest.raises(JournalError, match="exists"):
+    with pytest.raises(JournalError):
         Session(create("uniform"), ClientTable(n=3), journal=path)
 
 
 def test_a_missing_journal_or_folder(tmp_path):
-    with pytest.raises(JournalError, match="There is no journal"):
+    with pytest.raises(JournalError):
         Session.open(tmp_path / "none.sqlite")
-    with pytest.raises(JournalError, match="folder"):
+    with pytest.raises(JournalError):
         Session(create("uniform"), ClientTable(n=3), journal=tmp_path / "a" / "j.sqlite")
 
 
@@ -59,12 +59,12 @@ def test_a_damaged_journal_is_an_error(tmp_path):
     data = bytearray(path.read_bytes())
     data[200 : len(data) // 2] = bytes(len(data) // 2 - 200)
     path.write_bytes(data)
-    with pytest.raises(JournalError, match="damaged"):
+    with pytest.raises(JournalError):
         Session.open(path)
     path.write_bytes(b"this is no database" * 100)
-    with pytest.raises(JournalError, match="damaged"):
+    with pytest.raises(JournalError):
         Session.open(path)
-    with pytest.raises(JournalError, match="exists"):
+    with pytest.raises(JournalError):
         Session(create("uniform"), ClientTable(n=3), journal=path)
 
 
@@ -75,9 +75,9 @@ def test_a_declaration_that_is_no_text_is_an_error(tmp_path):
     assert b"CREATE TABLE" in data
     path.write_bytes(data.replace(b"CREATE TABLE", b"CREATE \xf3ABLE", 1))  # SQLite's own message quotes it
     for read in (Session.open, read_journal, partial(copy, to=tmp_path / "copy.sqlite")):
-        with pytest.raises(JournalError, match="damaged"):
+        with pytest.raises(JournalError):
             read(path)
-    with pytest.raises(JournalError, match="exists"):
+    with pytest.raises(JournalError):
         Session(create("uniform"), ClientTable(n=3), journal=path)
 
 
@@ -96,14 +96,14 @@ def test_another_schema_and_a_foreign_database_are_errors(tmp_path):
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as database:
         database.execute("CREATE TABLE t (x)")
-    with pytest.raises(JournalError, match="not a fedcohort journal"):
+    with pytest.raises(JournalError):
         Session.open(other)
 
 
 def test_two_sessions_cannot_write_one_journal(tmp_path):
     path = tmp_path / "j.sqlite"
     with Session(create("uniform"), ClientTable(n=3), journal=path) as session:
-        with pytest.raises(JournalError, match="in use"):
+        with pytest.raises(JournalError):
             Session.open(path)
         session.ask(RoundRequest(size=1))
         assert len(read_journal(path).cohorts()) == 1  # reading is always possible
@@ -114,7 +114,7 @@ def test_two_sessions_cannot_write_one_journal(tmp_path):
 def test_another_selector_cannot_continue(tmp_path):
     path = tmp_path / "j.sqlite"
     Session(create("power-of-choice", d=7), ClientTable(sizes=[1] * 9), journal=path).close()
-    with pytest.raises(JournalError, match="cannot be continued"):
+    with pytest.raises(JournalError):
         Session.open(path, create("power-of-choice", d=8))
     with Session.open(path) as session:
         assert session.selector.d == 7

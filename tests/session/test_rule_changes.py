@@ -254,7 +254,7 @@ def test_a_client_cannot_override_its_size_in_the_table() -> None:
 
 def test_quotas_must_name_their_values() -> None:
     for quotas in ({"region": 2}, {"region": {"north": 0}}, {"region": ["north"]}):
-        with pytest.raises(ParameterError, match="a table of attributes, each with a table of names"):
+        with pytest.raises(ParameterError):
             Rules(quotas=quotas)  # type: ignore[arg-type]
 
 

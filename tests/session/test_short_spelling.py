@@ -116,7 +116,7 @@ def test_keywords_answer_a_query():
 
 def test_a_question_without_an_answer_says_how_to_answer():
     session = Session("power-of-choice", clients=100)
-    with pytest.raises(InputError, match="asks for the losses of some clients before it chooses") as caught:
+    with pytest.raises(InputError) as caught:
         session.ask(10)
     query = session.query(10)
     assert f"of {len(query.names)}: {', '.join(query.names[:5])} and {len(query.names) - 5} more" in str(caught.value)

@@ -17,7 +17,7 @@ from fedcohort.session.rules import Rules, difference
 
 
 @dataclass(frozen=True)
-class Breach:
+class _Breach:
     """A participation that the rules of its round did not allow."""
 
     client: str
@@ -26,7 +26,7 @@ class Breach:
 
 
 @dataclass(frozen=True)
-class Change:
+class _Change:
     """Rules that an operator set.
 
     Attributes
@@ -44,7 +44,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class ExceededLimit:
+class _ExceededLimit:
     """A final limit that a client had already exceeded when the limit took effect.
 
     Attributes
@@ -72,11 +72,11 @@ class Proof:
         The largest number of participations of a client.
     least_separation : int or None
         The fewest rounds from one participation of a client to its next; None if nobody took part twice.
-    breaches : tuple of Breach
+    breaches : tuple of _Breach
         Participations that broke the rules of their round.
-    changes : tuple of Change
+    changes : tuple of _Change
         All rules, oldest first.
-    exceeded : tuple of ExceededLimit
+    exceeded : tuple of _ExceededLimit
         Final limits that do not hold for the whole run, because they were set later.
     registered, unregistered : int or None
         Participations under names that were bound to a key, and under other names, which do not prove who took part.
@@ -88,9 +88,9 @@ class Proof:
     rules: Rules | None
     most: int
     least_separation: int | None
-    breaches: tuple[Breach, ...]
-    changes: tuple[Change, ...] = ()
-    exceeded: tuple[ExceededLimit, ...] = ()
+    breaches: tuple[_Breach, ...]
+    changes: tuple[_Change, ...] = ()
+    exceeded: tuple[_ExceededLimit, ...] = ()
     registered: int | None = None
     unregistered: int | None = None
 
@@ -130,7 +130,7 @@ class _Past:
     rounds: list[int] = field(default_factory=list)
     tickets: list[int] = field(default_factory=list)
 
-    def before(self, change: Change) -> list[int]:
+    def before(self, change: _Change) -> list[int]:
         """Return the rounds before a change of rules."""
         return self.rounds[: bisect_left(self.tickets, change.ticket)]
 
@@ -147,12 +147,12 @@ def prove_participation(journal: str | Path | Journal) -> Proof:
             return prove_participation(opened)
     table, _ = journal.table()
     rows = journal.cohorts()
-    changes: list[Change] = []
+    changes: list[_Change] = []
     # Tickets say when rules took effect, since an abandoned round may be repeated.
     for body in journal.events(CHANGED):
         rules = Rules(**body["rules"])
         what = difference(changes[-1].rules if changes else None, rules)
-        changes.append(Change(int(body["round"]), int(body["ticket"]), rules, what))
+        changes.append(_Change(int(body["round"]), int(body["ticket"]), rules, what))
     abandoned = {body["ticket"] for body in journal.events(ABANDONED)}
     counted = [row for row in rows if row.ticket not in abandoned and len(row.clients)]
     past, breaches = _participations(counted, changes, table)
@@ -174,18 +174,18 @@ def prove_participation(journal: str | Path | Journal) -> Proof:
 
 
 def _participations(
-    rows: Sequence[CohortRow], changes: Sequence[Change], table: ClientTable
-) -> tuple[dict[int, _Past], list[Breach]]:
+    rows: Sequence[CohortRow], changes: Sequence[_Change], table: ClientTable
+) -> tuple[dict[int, _Past], list[_Breach]]:
     """Return the participations of every client, and those that broke the rules of their round."""
     past: dict[int, _Past] = {}
-    breaches: list[Breach] = []
+    breaches: list[_Breach] = []
     for row in rows:
         rules = next((change.rules for change in reversed(changes) if change.ticket <= row.ticket), None)
         for client in row.clients.tolist():
             history, name = past.setdefault(client, _Past()), table.name(client)
             if rules is not None:
                 breaches += [
-                    Breach(name, row.round, what) for what in _violations(rules, name, row.round, history.rounds)
+                    _Breach(name, row.round, what) for what in _violations(rules, name, row.round, history.rounds)
                 ]
             history.rounds.append(row.round)
             history.tickets.append(row.ticket)
@@ -212,7 +212,7 @@ def _violations(rules: Rules, name: str, round_: int, earlier: list[int]) -> lis
     return violations
 
 
-def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Iterator[ExceededLimit]:
+def _limits_exceeded(changes: Sequence[_Change], name: str, past: _Past) -> Iterator[_ExceededLimit]:
     """Yield the final limits that a client had exceeded before they took effect."""
     if not changes:
         return
@@ -238,11 +238,11 @@ def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Itera
             yield _exceeded(name, since, text)
 
 
-def _exceeded(name: str, since: Change, text: str) -> ExceededLimit:
-    return ExceededLimit(name, since.round, f"{text} took effect in round {since.round}")
+def _exceeded(name: str, since: _Change, text: str) -> _ExceededLimit:
+    return _ExceededLimit(name, since.round, f"{text} took effect in round {since.round}")
 
 
-def _since(changes: Sequence[Change], limit: Callable[[Rules], object]) -> Change:
+def _since(changes: Sequence[_Change], limit: Callable[[Rules], object]) -> _Change:
     """Return the change that set a limit to its final value."""
     last = limit(changes[-1].rules)
     return list(takewhile(lambda change: limit(change.rules) == last, reversed(changes)))[-1]

@@ -68,7 +68,7 @@ class Replay:
 
     def grow(self, table: ClientTable) -> None:
         """Let the clients join that are new in ``table``."""
-        self.playing.join(newcomers(table, self.playing.table.n))
+        self.playing.join(_newcomers(table, self.playing.table.n))
 
     def choose(self, ticket: int, values: Mapping[str, AnyArray] | None) -> None:
         """Ask for a recorded cohort again and compare.
@@ -142,7 +142,7 @@ def _is_same(ours: AnyArray | None, theirs: AnyArray | None) -> bool:
     return np.array_equal(ours, theirs)
 
 
-def newcomers(table: ClientTable, before: int) -> ClientTable:
+def _newcomers(table: ClientTable, before: int) -> ClientTable:
     """Return all but the first ``before`` clients as a table that can join."""
     return _part(table, slice(before, None), joining=True)
 

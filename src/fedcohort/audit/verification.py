@@ -26,13 +26,14 @@ from fedcohort.journal.lock import Mark
 from fedcohort.journal.opening import open_unchecked
 from fedcohort.journal.reading import excluded_clients
 from fedcohort.journal.schema import TABLES
+from fedcohort.journal.tables import table_of
 from fedcohort.session.resume import next_round
 
 _SHOWN = 5  # at most this many problems of one kind are named
 
 
 @dataclass(frozen=True)
-class Finding:
+class _Finding:
     """The result of one check.
 
     Attributes
@@ -47,7 +48,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Examination:
+class _Examination:
     """The results of all checks of a journal.
 
     Attributes
@@ -58,7 +59,7 @@ class Examination:
 
     path: Path
     head: Head | None
-    findings: tuple[Finding, ...]
+    findings: tuple[_Finding, ...]
 
     @property
     def valid(self) -> bool:
@@ -66,7 +67,7 @@ class Examination:
         return all(finding.valid is not False for finding in self.findings)
 
 
-def examine(path: str | Path, *, replay: bool = True) -> Examination:
+def examine(path: str | Path, *, replay: bool = True) -> _Examination:
     """Check a journal in every possible way.
 
     Parameters
@@ -79,8 +80,8 @@ def examine(path: str | Path, *, replay: bool = True) -> Examination:
     if is_format_4(database.connection):
         database.close()
         with closing(read_journal(path)) as journal:
-            rows = Finding("rows", True, "all are as they were written, in format 4")
-            return Examination(path, None, (rows, *_meaning(journal, replay)))
+            rows = _Finding("rows", True, "all are as they were written, in format 4")
+            return _Examination(path, None, (rows, *_meaning(journal, replay)))
     with closing(Journal(database, path)) as journal, database.errors():
         database.connection.execute("BEGIN")  # the journal may be in use; a transaction reads one state of it
         check_version(database.connection, path)
@@ -92,10 +93,10 @@ def examine(path: str | Path, *, replay: bool = True) -> Examination:
         # A replay of damaged rows would blame the selector.
         if all(finding.valid for finding in findings[:2]):
             findings += _meaning(journal, replay)
-        return Examination(path, head, tuple(findings))
+        return _Examination(path, head, tuple(findings))
 
 
-def _meaning(journal: Journal, replay: bool) -> Iterator[Finding]:
+def _meaning(journal: Journal, replay: bool) -> Iterator[_Finding]:
     """Check the contents of rows that are as they were written."""
     try:
         _read_everything(journal)
@@ -104,9 +105,9 @@ def _meaning(journal: Journal, replay: bool) -> Iterator[Finding]:
         if replay:
             yield _again(journal)
     except JournalError as error:
-        yield Finding("contents", False, error.message)
+        yield _Finding("contents", False, error.message)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        yield Finding("contents", False, f"cannot be read: {type(error).__name__}: {error}")
+        yield _Finding("contents", False, f"cannot be read: {type(error).__name__}: {error}")
 
 
 def _read_everything(journal: Journal) -> None:
@@ -127,8 +128,8 @@ def _read_everything(journal: Journal) -> None:
                 excluded_clients(body, clients)
     for (data,) in fetch("SELECT data FROM answers"):
         unpack_many(data)
-    for _ in journal.versions():
-        pass
+    for facts in journal.versions():
+        table_of(facts)
 
 
 def _join_problems(problems: Iterable[str]) -> str:
@@ -137,24 +138,24 @@ def _join_problems(problems: Iterable[str]) -> str:
     return "; ".join(texts[:_SHOWN]) + more
 
 
-def _file(database: Database) -> Finding:
+def _file(database: Database) -> _Finding:
     wrong = _join_problems(file_problems(database.connection))
     ((pages,),), ((size,),) = database.fetch("PRAGMA page_count"), database.fetch("PRAGMA page_size")
-    return Finding("file", not wrong, wrong or f"SQLite finds nothing wrong with its {pages * size / 1e6:,.1f} MB")
+    return _Finding("file", not wrong, wrong or f"SQLite finds nothing wrong with its {pages * size / 1e6:,.1f} MB")
 
 
-def _rows(database: Database) -> Finding:
+def _rows(database: Database) -> _Finding:
     wrong = _join_problems(row_problems(database.connection))
     if wrong:
-        return Finding("rows", False, wrong)
+        return _Finding("rows", False, wrong)
     rows = sum(database.fetch(f"SELECT COUNT(*) FROM {name}")[0][0] for name in TABLES)
-    return Finding("rows", True, f"all {rows:,} are as they were written")
+    return _Finding("rows", True, f"all {rows:,} are as they were written")
 
 
-def _events(path: Path, head: Head, mark: Mark | None, companion: bool) -> Finding:
+def _events(path: Path, head: Head, mark: Mark | None, companion: bool) -> _Finding:
     lost = missing(path, head, mark, companion)
     if lost is not None:
-        return Finding("events", False, lost)
+        return _Finding("events", False, lost)
     state = "in use, or left without being closed" if head.in_use else "closed"
     known = (
         ""
@@ -162,10 +163,10 @@ def _events(path: Path, head: Head, mark: Mark | None, companion: bool) -> Findi
         else "; no .lock file next to it says how many there were"
     )
     times = "once" if head.generation == 1 else f"{head.generation:,} times"
-    return Finding("events", True, f"all {head.number:,} are present; opened {times}; {state}{known}")
+    return _Finding("events", True, f"all {head.number:,} are present; opened {times}; {state}{known}")
 
 
-def _order(journal: Journal) -> Finding:
+def _order(journal: Journal) -> _Finding:
     """Check that tickets, reports and clients refer to each other correctly."""
     rows = journal.cohorts()
     tickets = [row.ticket for row in rows]
@@ -180,44 +181,44 @@ def _order(journal: Journal) -> Finding:
     if picked and max(picked) >= table.n:
         wrong.append(f"client {max(picked)} was picked, but there are only {table.n} clients")
     rounds = f"{len(rows):,} cohorts of {next_round(journal)[0]:,} rounds, {table.n:,} clients"
-    return Finding("order", not wrong, "; ".join(wrong) or rounds)
+    return _Finding("order", not wrong, "; ".join(wrong) or rounds)
 
 
-def _rules(journal: Journal) -> Iterator[Finding]:
+def _rules(journal: Journal) -> Iterator[_Finding]:
     proof = participation.prove_participation(journal)
     if proof.rules is not None:
         broken = [f"{b.client} in round {b.round}: {b.what}" for b in proof.breaches]
         broken += [f"{e.client}: {e.what}" for e in proof.exceeded]
         # A journal whose rules were tightened later is still valid; the finding says what it proves.
-        yield Finding(
+        yield _Finding(
             "rules", proof.kept, _join_problems(broken) or proof.verdict.removeprefix("The rules ").rstrip(".")
         )
 
 
-def _again(journal: Journal) -> Finding:
+def _again(journal: Journal) -> _Finding:
     if journal.meta()["audit"]:
         try:
             verdict = confirm(journal)
         except JournalError as error:
-            return Finding("replay", None, f"not possible: {error.message}")
+            return _Finding("replay", None, f"not possible: {error.message}")
         if not verdict.confirmed:
-            return Finding("replay", False if verdict.wrong else None, str(verdict.problem))
+            return _Finding("replay", False if verdict.wrong else None, str(verdict.problem))
         more = "".join(f"; {remark}" for remark in verdict.remarks)
-        return Finding("replay", True, f"all {verdict.rounds:,} cohorts follow from the seed{more}")
+        return _Finding("replay", True, f"all {verdict.rounds:,} cohorts follow from the seed{more}")
     try:
         outcome = check_replay(journal)
     except FedcohortError as error:
-        return Finding("replay", None, f"not possible: {error.message}")
+        return _Finding("replay", None, f"not possible: {error.message}")
     if not outcome.possible:
-        return Finding("replay", None, f"not possible: {outcome.problem}")
+        return _Finding("replay", None, f"not possible: {outcome.problem}")
     if outcome.problem is not None:
         writer = journal.meta().get("fedcohort")
         # A selector of another release may choose differently, so a difference says nothing about the journal.
         if _release(writer) != _release(__version__):
             reason = f"cannot be checked: written by version {writer}, whose selectors had other rules"
-            return Finding("replay", None, reason)
-        return Finding("replay", False, f"{outcome.problem} (written by fedcohort {writer})")
-    return Finding(
+            return _Finding("replay", None, reason)
+        return _Finding("replay", False, f"{outcome.problem} (written by fedcohort {writer})")
+    return _Finding(
         "replay", True, f"all {outcome.rounds:,} cohorts and the selector's state follow from seed and reports"
     )
 

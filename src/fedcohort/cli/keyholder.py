@@ -42,7 +42,7 @@ def new(
             "--clients", help="A file with the lines that client-key printed, one per client.", dir_okay=False
         ),
     ],
-    most_samples: Annotated[
+    max_samples: Annotated[
         int, typer.Option("--max-samples", min=1, help="The largest number of samples a client may report.")
     ] = 100_000,
 ) -> None:
@@ -54,7 +54,7 @@ def new(
     """
     from fedcohort.privacy.service import client_lines, make_folder
 
-    public = make_folder(folder, classes, client_lines(clients), most_samples)
+    public = make_folder(folder, classes, client_lines(clients), max_samples)
     say(err(), f"Created key {public.name} in {folder}. Keep secret.key here; give public.key to clients and server.")
 
 

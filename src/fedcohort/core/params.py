@@ -244,18 +244,15 @@ def param(default: Any, constraint: Constraint, meaning: str) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def _is_admitted(constraint: Constraint, value: object) -> bool:
-    try:
-        return constraint.admits(value)
-    except Exception:  # a comparison or length of a foreign object may raise
-        return False
-
-
 def check_values(owner: object, constraints: Mapping[str, Constraint]) -> None:
     """Raise a ParameterError if a constraint does not admit the attribute of its name."""
     for name, constraint in constraints.items():
         value = getattr(owner, name)
-        if not _is_admitted(constraint, value):
+        try:
+            admitted = constraint.admits(value)
+        except Exception:  # a comparison or length of a foreign object may raise
+            admitted = False
+        if not admitted:
             raise ParameterError(
                 f"The '{name}' parameter of {type(owner).__name__} must be {constraint.describe()}. "
                 f"Got {short_repr(value)}."

@@ -76,7 +76,9 @@ def exposition(journals: Mapping[str, Path]) -> str:
     lines = []
     for metric, (kind, meaning) in METRICS.items():
         lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} {kind}"]
-        lines += [f"{metric}{{{_labels(labels)}}} {number}" for labels, number in samples[metric]]
+        for labels, number in samples[metric]:
+            named = ",".join(f'{key}="{escape_label(value)}"' for key, value in labels.items())
+            lines.append(f"{metric}{{{named}}} {number}")
     return "\n".join(lines) + "\n"
 
 
@@ -125,13 +127,12 @@ def _journal_numbers(journal: Journal) -> Iterator[_Number]:
     yield "fedcohort_clients", {}, int(active.sum())
     yield "fedcohort_clients_never_picked", {}, int((active & ~picked).sum())
     yield from _newest_rounds(journal, cohorts, closed)
-    yield from _replies(journal)
+    # All reports, although a late client was counted as missing before: a counter must not decrease.
+    statuses = Counter(status for block in journal.reply_blocks() for status in block.status.tolist())
+    for status in Status:
+        yield "fedcohort_replies_total", {"status": status.name.lower()}, statuses[int(status)]
     failed = sum(body["what"] == "failed" for body in journal.events(SHADOW))
     yield "fedcohort_shadows_failed_total", {}, failed
-    yield from _model(journal)
-
-
-def _model(journal: Journal) -> Iterator[_Number]:
     newest: dict[str, float] = {}
     for numbers in journal.metrics().values():  # rounds ascend, so later numbers replace earlier ones
         newest.update({key: value for key, value in numbers.items() if value is not None})
@@ -151,19 +152,6 @@ def _newest_rounds(journal: Journal, cohorts: Sequence[CohortRow], closed: Seque
         assert last.told_at is not None
         yield "fedcohort_round_duration_seconds", {}, last.told_at - last.asked_at
         yield "fedcohort_last_round_timestamp_seconds", {}, last.told_at
-
-
-def _replies(journal: Journal) -> Iterator[_Number]:
-    # All reports, although a late client was counted as missing before: a counter must not decrease.
-    statuses: Counter[int] = Counter()
-    for block in journal.reply_blocks():
-        statuses.update(block.status.tolist())
-    for status in Status:
-        yield "fedcohort_replies_total", {"status": status.name.lower()}, statuses[int(status)]
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{key}="{escape_label(value)}"' for key, value in labels.items())
 
 
 def _format(value: float) -> str:

@@ -50,12 +50,12 @@ class Notes:
 
 
 @dataclass(frozen=True)
-class Free:
+class _Free:
     """Nested values of other programs: any key and any text may name a client."""
 
 
-FREE = Free()
-Field = TextKind | ByClient | ByLabel | ByWord | Notes | Free | Mapping[str, "Field"]
+FREE = _Free()
+Field = TextKind | ByClient | ByLabel | ByWord | Notes | _Free | Mapping[str, "Field"]
 """A mapping says what its values hold, by key. A key that it does not list is free."""
 
 _OWN = TextKind.OWN

@@ -48,7 +48,17 @@ def file_problems(connection: sqlite3.Connection) -> Iterator[str]:
 def row_problems(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield which rows are not as they were written."""
     try:
-        yield from _row_problems(connection)
+        expected = digests_at_end(connection)
+        for name, table in TABLES.items():
+            for salt, *row in connection.execute(f"SELECT salt, {table.names} FROM {name}"):
+                try:
+                    expected.remove(TAGS[name] + table.digest(salt, row))
+                except (KeyError, TypeError):
+                    key = dict(zip(table.columns, row, strict=True))
+                    where = ", ".join(f"{column} {key[column]!r}" for column in table.key)
+                    yield f"the row of {name} with {where} is not as it was written"
+        for name, lost in Counter(map(table_of, expected)).items():
+            yield f"{name} lacks rows as they were written: {lost}"
     except (sqlite3.Error, JournalError, ValueError, TypeError, KeyError) as error:
         yield error.message if isinstance(error, JournalError) else str(error)
 
@@ -65,20 +75,6 @@ def schema_problems(connection: sqlite3.Connection) -> Iterator[str]:
     for name, sql in SCHEMA.items():
         if statements.get(name) != sql:
             yield f"the table or index {name!r} is not declared as version {SCHEMA_VERSION} declares it"
-
-
-def _row_problems(connection: sqlite3.Connection) -> Iterator[str]:
-    expected = digests_at_end(connection)
-    for name, table in TABLES.items():
-        for salt, *row in connection.execute(f"SELECT salt, {table.names} FROM {name}"):
-            try:
-                expected.remove(TAGS[name] + table.digest(salt, row))
-            except (KeyError, TypeError):
-                key = dict(zip(table.columns, row, strict=True))
-                where = ", ".join(f"{column} {key[column]!r}" for column in table.key)
-                yield f"the row of {name} with {where} is not as it was written"
-    for name, lost in Counter(map(table_of, expected)).items():
-        yield f"{name} lacks rows as they were written: {lost}"
 
 
 def missing(path: Path, head: Head, mark: Mark | None, companion: bool) -> str | None:

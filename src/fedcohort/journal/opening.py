@@ -75,17 +75,13 @@ def create(path: Path, commit: Commit) -> Database:
 
 def _new_file(file: Path, path: Path, lock: Lock, commit: Commit) -> Database:
     new = file.with_name(file.name + NEW)
-    _remove_with_companions(new)  # left by a process that was killed
+    for end in ("", *COMPANIONS):  # left by a process that was killed
+        new.with_name(new.name + end).unlink(missing_ok=True)
     connection = sqlite3.connect(new, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = OFF")  # nothing to roll back to, and synced as a whole
     connection.execute("PRAGMA synchronous = OFF")
     _declare(connection)
     return orphan_after_fork(Database(connection, str(path), head=START, lock=lock, commit=commit, being_created=new))
-
-
-def _remove_with_companions(file: Path) -> None:
-    for end in ("", *COMPANIONS):
-        file.with_name(file.name + end).unlink(missing_ok=True)
 
 
 def _declare(connection: sqlite3.Connection) -> None:

@@ -172,7 +172,10 @@ def run_state(journal: Journal) -> RunState:
     """Return the current state of a journal's run."""
     if journal.path is None:
         return _ending(journal) or RunState("running")
-    heartbeat = _heartbeat(journal, journal.path)
+    heartbeat = Presence.of(journal.path)
+    # Another generation belongs to an earlier process, or to one that has not opened the journal yet.
+    if heartbeat is not None and heartbeat.generation != read_head(journal.database.connection).generation:
+        heartbeat = None
     alive = _is_alive(journal.path, heartbeat)
     if alive and heartbeat is not None:
         state: State = "waiting" if heartbeat.state == "waiting" else "running"
@@ -193,13 +196,6 @@ def run_state(journal: Journal) -> RunState:
         None,
         heartbeat,
     )
-
-
-def _heartbeat(journal: Journal, path: Path) -> Presence | None:
-    """Return the last heartbeat of the process that last opened the journal, if there is one."""
-    head, heartbeat = read_head(journal.database.connection), Presence.of(path)
-    # Another generation belongs to an earlier process, or to one that has not opened the journal yet.
-    return heartbeat if heartbeat is not None and heartbeat.generation == head.generation else None
 
 
 def run_state_before(path: Path) -> RunState | None:

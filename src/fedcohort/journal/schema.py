@@ -20,7 +20,7 @@ ERRORS = (sqlite3.Error, UnicodeDecodeError)
 _TYPES: dict[str, type] = {"INTEGER": int, "REAL": float, "TEXT": str, "BLOB": bytes}
 
 
-class SqlTable:
+class _SqlTable:
     """One table.
 
     Parameters
@@ -90,38 +90,38 @@ def _sql_value(value: Any, kind: type) -> Any:
 TABLES = {
     table.name: table
     for table in (
-        SqlTable("meta", "key TEXT PRIMARY KEY, value TEXT NOT NULL", compact=True),
-        SqlTable("facts", "name TEXT PRIMARY KEY, data BLOB NOT NULL"),
-        SqlTable(
+        _SqlTable("meta", "key TEXT PRIMARY KEY, value TEXT NOT NULL", compact=True),
+        _SqlTable("facts", "name TEXT PRIMARY KEY, data BLOB NOT NULL"),
+        _SqlTable(
             "cohorts",
             "ticket INTEGER PRIMARY KEY, round INTEGER NOT NULL, asked_at REAL NOT NULL, wanted INTEGER, "
             "n_candidates INTEGER NOT NULL, clients BLOB NOT NULL, weights BLOB, work BLOB, notes TEXT NOT NULL, "
             "stop TEXT",
         ),
         # Not columns of cohorts: a cohort is never written again, so its digest stays what clients got as a receipt.
-        SqlTable("candidates", "ticket INTEGER PRIMARY KEY, data BLOB NOT NULL"),
-        SqlTable("closed", "ticket INTEGER PRIMARY KEY, at REAL NOT NULL"),
-        SqlTable(
+        _SqlTable("candidates", "ticket INTEGER PRIMARY KEY, data BLOB NOT NULL"),
+        _SqlTable("closed", "ticket INTEGER PRIMARY KEY, at REAL NOT NULL"),
+        _SqlTable(
             "replies",
             "id INTEGER PRIMARY KEY, ticket INTEGER NOT NULL, at REAL NOT NULL, late INTEGER NOT NULL, "
             "data BLOB NOT NULL",
         ),
-        SqlTable(
+        _SqlTable(
             "scores",
             "ticket INTEGER NOT NULL, selector TEXT NOT NULL, picked BLOB NOT NULL, arrays BLOB, note TEXT",
             key="ticket, selector",
         ),
-        SqlTable(
+        _SqlTable(
             "states",
             "selector TEXT NOT NULL, field TEXT NOT NULL, scalar TEXT, data BLOB",
             key="selector, field",
         ),
-        SqlTable("deltas", "id INTEGER PRIMARY KEY, selector TEXT NOT NULL, field TEXT NOT NULL, data BLOB NOT NULL"),
-        SqlTable("metrics", "round INTEGER NOT NULL, key TEXT NOT NULL, value REAL", key="round, key", compact=True),
-        SqlTable("events", "id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL"),
+        _SqlTable("deltas", "id INTEGER PRIMARY KEY, selector TEXT NOT NULL, field TEXT NOT NULL, data BLOB NOT NULL"),
+        _SqlTable("metrics", "round INTEGER NOT NULL, key TEXT NOT NULL, value REAL", key="round, key", compact=True),
+        _SqlTable("events", "id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL"),
         # Only with audit=True: what the selector was told before it chose, and each version of the client table.
-        SqlTable("answers", "ticket INTEGER PRIMARY KEY, data BLOB NOT NULL"),
-        SqlTable("versions", "id INTEGER PRIMARY KEY, data BLOB NOT NULL"),
+        _SqlTable("answers", "ticket INTEGER PRIMARY KEY, data BLOB NOT NULL"),
+        _SqlTable("versions", "id INTEGER PRIMARY KEY, data BLOB NOT NULL"),
     )
 }
 CHAIN = (

@@ -125,7 +125,16 @@ class Journal(JournalReader):
         path = Path(path)
 
         def check(database: Database) -> None:
-            _check_signer(JournalReader(database, path).meta(), sign, path)
+            signer = JournalReader(database, path).meta().get("signer")  # format 4 has it only with audit=True
+            if signer != (None if sign is None else sign.public):
+                expected = (
+                    "is not signed" if signer is None else f"is signed with the key whose public part is {signer}"
+                )
+                given = "no key was given" if sign is None else f"{sign.public} was given"
+                raise JournalError(
+                    f"The journal {path} {expected}, but {given}.",
+                    hint="give the key it was started with: sign= in Python, --sign on the command line",
+                )
 
         database = opening.open_for_writing(path, commit, check, accept_loss=accept_loss, sign=sign)
         journal = cls(database, path)
@@ -341,18 +350,6 @@ class Journal(JournalReader):
             self._delta_bytes[(selector, name)] = size
         self._saved[selector] = fields
         return cls(**fields)
-
-
-def _check_signer(meta: Mapping[str, Any], sign: Signer | None, path: Path) -> None:
-    """Raise an error unless the journal can be continued with this key."""
-    signer = meta.get("signer")
-    if signer != (None if sign is None else sign.public):
-        expected = "is not signed" if signer is None else f"is signed with the key whose public part is {signer}"
-        given = "no key was given" if sign is None else f"{sign.public} was given"
-        raise JournalError(
-            f"The journal {path} {expected}, but {given}.",
-            hint="give the key it was started with: sign= in Python, --sign on the command line",
-        )
 
 
 def read_journal(path: str | Path) -> Journal:

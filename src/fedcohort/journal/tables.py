@@ -67,7 +67,11 @@ def _table_of(facts: Mapping[str, bytes]) -> tuple[ClientTable, BoolArray]:
         labels = LabelFactor(unpack(facts["label_factor"]), int(json.loads(facts["classes"])))
     elif "label_gram" in facts:
         labels = LabelGram(unpack(facts["label_gram"]), int(json.loads(facts["classes"])))
-    names = _names(facts["names"], n) if "names" in facts else None
+    names = None
+    if "names" in facts:
+        names = decompress_json(facts["names"], "The list of clients' names")
+        if not isinstance(names, list) or len(names) != n or not all(isinstance(name, str) for name in names):
+            raise JournalError(f"The list of clients' names is not a list of {n} strings.")
     sizes = unpack(facts["sizes"]) if "sizes" in facts else None
     table = ClientTable(names=names, sizes=sizes, labels=labels, n=n)
     return table, np.unpackbits(active, count=n).astype(np.bool_)
@@ -82,10 +86,3 @@ def client_count(facts: Mapping[str, bytes]) -> int:
     if not 0 <= n <= room:
         raise JournalError(f"The number of clients on record is {n}, but the mask of members has room for {room}.")
     return n
-
-
-def _names(data: bytes, n: int) -> list[str]:
-    names = decompress_json(data, "The list of clients' names")
-    if not isinstance(names, list) or len(names) != n or not all(isinstance(name, str) for name in names):
-        raise JournalError(f"The list of clients' names is not a list of {n} strings.")
-    return names

@@ -32,7 +32,7 @@ from fedcohort.core.validate import instance, integer, text, texts
 from fedcohort.core.validate import path as check_path
 
 MAX_CLASSES = 1024  # this many counts still fit into a statement
-LARGEST_SIZE = 1 << 26
+MAX_SIZE = 1 << 26
 """The most samples of a client for which every inner product is an exact float64."""
 STATEMENT_LIMIT = 1 << 14
 """The most bytes of a statement; an honest client never needs more."""
@@ -111,29 +111,29 @@ class PublicKey:
     ----------
     classes : int
         B.
-    most_samples : int
+    max_samples : int
         The most samples that a client may state.
     body : bytes
         The public keys for boxes and for the key holder's signatures.
     """
 
     classes: int
-    most_samples: int
+    max_samples: int
     body: bytes
 
     def __post_init__(self) -> None:
         integer(self.classes, "The number of classes of a label key", 2, MAX_CLASSES)
-        integer(self.most_samples, "The most samples a client may state", 1, LARGEST_SIZE)
+        integer(self.max_samples, "The most samples a client may state", 1, MAX_SIZE)
         instance(self.body, bytes, "The body of a label key")
 
     @functools.cached_property
     def name(self) -> str:
         """The fingerprint, which every statement contains."""
-        return hashlib.sha256(_encode("label key", self.classes, self.most_samples) + self.body).hexdigest()[:32]
+        return hashlib.sha256(_encode("label key", self.classes, self.max_samples) + self.body).hexdigest()[:32]
 
     def to_bytes(self) -> bytes:
         """Return the key as a file's content."""
-        return wrap("label key", {"classes": self.classes, "most_samples": self.most_samples}, self.body)
+        return wrap("label key", {"classes": self.classes, "most_samples": self.max_samples}, self.body)
 
     @classmethod
     def read(cls, key: PublicKey | str | Path) -> PublicKey:
@@ -159,7 +159,7 @@ class SecretKey:
 
     def to_bytes(self) -> bytes:
         """Return the key as a file's content."""
-        fields = {"classes": self.public.classes, "most_samples": self.public.most_samples}
+        fields = {"classes": self.public.classes, "most_samples": self.public.max_samples}
         return wrap("label secret", fields, self.body)
 
     @classmethod
@@ -170,17 +170,17 @@ class SecretKey:
         return cls(PublicKey(int(header["classes"]), int(header["most_samples"]), public), body)
 
 
-def make_keys(classes: int, most_samples: int = 100_000) -> SecretKey:
+def make_keys(classes: int, max_samples: int = 100_000) -> SecretKey:
     """Return new keys for the key holder of a federation; ``.public`` is for clients and server.
 
     Parameters
     ----------
-    most_samples : int
+    max_samples : int
         The most samples that a client may state: no more than honest clients have. The larger the counts that a lying
         client can state, the more its products reveal about the counts of the others.
     """
     body = _crypto().fresh_secret()
-    return SecretKey(PublicKey(classes, most_samples, _crypto().public_of(body)), body)
+    return SecretKey(PublicKey(classes, max_samples, _crypto().public_of(body)), body)
 
 
 @dataclass(frozen=True)
@@ -350,9 +350,9 @@ def _check_counts(counts: ArrayLike, public: PublicKey) -> list[int]:
         where = int(np.flatnonzero(bad)[0])
         raise InputError(f"Label counts must be whole numbers from 0. Got something else for class {where}.")
     # The larger the counts of a lying client, the more its products reveal about the others.
-    if values.sum() > public.most_samples:
+    if values.sum() > public.max_samples:
         raise InputError(
-            f"The key holder allows a client at most {public.most_samples} samples. "
+            f"The key holder allows a client at most {public.max_samples} samples. "
             f"The counts sum to {values.sum():.0f}.",
             hint="new keys can allow more: fedcohort privacy keyholder new --max-samples",
         )
@@ -382,8 +382,8 @@ def check_statement(public: PublicKey, client: str, data: bytes) -> int:
     if header.get("client") != client:
         raise CiphertextError(f"{what} was made by client {str(header.get('client'))[:200]!r}.")
     size = header.get("size")
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= public.most_samples:
-        raise CiphertextError(f"{what} must be of 0 to {public.most_samples} samples. Got {str(size)[:40]}.")
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= public.max_samples:
+        raise CiphertextError(f"{what} must be of 0 to {public.max_samples} samples. Got {str(size)[:40]}.")
     return size
 
 

@@ -50,7 +50,7 @@ _ERRORS: dict[str, type[FedcohortError]] = {"InputError": InputError, "UnknownNa
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-def make_folder(folder: Path, classes: int, clients: Sequence[str], most_samples: int) -> PublicKey:
+def make_folder(folder: Path, classes: int, clients: Sequence[str], max_samples: int) -> PublicKey:
     """Write the folder of a new key holder: keys, token, enrolled clients.
 
     ``public.key`` is for clients and server, ``token`` for the server. ``secret.key`` must never leave the folder.
@@ -60,7 +60,7 @@ def make_folder(folder: Path, classes: int, clients: Sequence[str], most_samples
         raise InputError(f"There must be at least two clients. Got {len(names)}.")
     if (folder / "secret.key").exists():
         raise KeyHolderError(f"{folder} already holds a key; a new one would make all statements useless.")
-    secret = make_keys(classes, most_samples)
+    secret = make_keys(classes, max_samples)
     folder.mkdir(parents=True, exist_ok=True)
     _private(folder / "secret.key", secret.to_bytes())
     _private(folder / "token", secrets.token_urlsafe(32).encode())

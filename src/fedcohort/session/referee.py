@@ -24,7 +24,7 @@ _NAMED = 20  # at most this many clients are named in a cohort's note
 
 
 @dataclass
-class ParticipationLedger:
+class _ParticipationLedger:
     """How often each client took part and failed, as the rules count it.
 
     Parameters
@@ -112,7 +112,7 @@ class Referee:
 
     def __init__(self, rules: Rules, table: ClientTable) -> None:
         self.rules = rules
-        self.ledger = ParticipationLedger(table.n, max(rules.window or 1, 1))
+        self.ledger = _ParticipationLedger(table.n, max(rules.window or 1, 1))
         self._condition = None if rules.eligible is None else Condition.read(rules.eligible)
         self._attributes: dict[str, dict[str, Any]] = {}
         self._unmet: list[str | None] = []  # by client, why it does not meet the condition
@@ -125,30 +125,21 @@ class Referee:
         self._table = table
         self._blocked = _indices(table, self.rules.blocked)
         self._pinned = _indices(table, self.rules.pinned)
-        self._paused = self._pause_ends()
-        self._most = self._participation_limits()
+        # By client, the round from which it may be picked again, and how often it may take part in the whole run.
+        self._paused: IntArray | None = None
+        if self.rules.paused:
+            self._paused = np.zeros(table.n, np.int64)
+            for name, until in self.rules.paused.items():
+                if name in table:
+                    self._paused[table.index(name)] = until
+        self._most: IntArray | None = None
+        if self.rules.most is not None or self.rules.budgets:
+            self._most = np.full(table.n, _NO_BOUND if self.rules.most is None else self.rules.most, np.int64)
+            for name in self.rules.budgets or {}:
+                if name in table:
+                    limit = self.rules.most_of(name)
+                    self._most[table.index(name)] = _NO_BOUND if limit is None else limit
         self._check_attributes(range(table.n))
-
-    def _pause_ends(self) -> IntArray | None:
-        """(N,) the round from which each client may be picked again; None if nobody is paused."""
-        if not self.rules.paused:
-            return None
-        ends = np.zeros(self._table.n, np.int64)
-        for name, until in self.rules.paused.items():
-            if name in self._table:
-                ends[self._table.index(name)] = until
-        return ends
-
-    def _participation_limits(self) -> IntArray | None:
-        """(N,) how often each client may take part in the whole run; None if nobody has a limit."""
-        if self.rules.most is None and not self.rules.budgets:
-            return None
-        limits = np.full(self._table.n, _NO_BOUND if self.rules.most is None else self.rules.most, np.int64)
-        for name in self.rules.budgets or {}:
-            if name in self._table:
-                limit = self.rules.most_of(name)
-                limits[self._table.index(name)] = _NO_BOUND if limit is None else limit
-        return limits
 
     def set_table(self, table: ClientTable, round_: int) -> None:
         """Use a table that has grown, or whose facts have changed."""

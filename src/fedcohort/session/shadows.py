@@ -139,7 +139,7 @@ class Shadows:
             its_answer = None
             if question is not None:
                 # A shadow must cost nothing, so it never asks clients itself.
-                lacking = unpaid(question, answer)
+                lacking = _unpaid(question, answer)
                 if lacking is not None:
                     return ShadowPick(shadow, _NOBODY, None, lacking)
                 assert isinstance(question, Losses) and answer is not None
@@ -173,7 +173,7 @@ def adapt_all(
     return selector, {name: shadow.adapt(seen) for name, shadow in shadows.items()}
 
 
-def unpaid(question: Query, answer: Answer | None) -> str | None:
+def _unpaid(question: Query, answer: Answer | None) -> str | None:
     """Return in words which part of a shadow's question the session's answer does not cover; None if it covers all."""
     if not isinstance(question, Losses):
         return "lacked its signals: it asks for a trial of cohorts, which only the session's own selector can"

@@ -117,12 +117,12 @@ class EncryptedCounts(LabelSharing):
         """Return S and its measured cost. Clients seal in parallel, before the server and the key holder work."""
         from fedcohort.privacy.keyholder import KeyHolder
         from fedcohort.privacy.label_decoders import EncryptedLabels
-        from fedcohort.privacy.scheme import LARGEST_SIZE, ClientKey, LabelSeal, make_keys, parse_clients
+        from fedcohort.privacy.scheme import MAX_SIZE, ClientKey, LabelSeal, make_keys, parse_clients
 
         if not len(counts):
             raise InputError("There are no clients, so there are no label counts to seal.")
         keys = {str(i): ClientKey.fresh() for i in range(len(counts))}
-        secret = make_keys(counts.shape[1], LARGEST_SIZE)
+        secret = make_keys(counts.shape[1], MAX_SIZE)
         seals = {name: LabelSeal(secret.public, key) for name, key in keys.items()}
         holder = KeyHolder(secret, parse_clients(f"{name} {key.public}" for name, key in keys.items()))
         began = time.perf_counter()

@@ -64,20 +64,20 @@ def audit(
     """
     import numpy as np
 
-    from fedcohort_bench.privacy.meter import audit as run_audit
+    from fedcohort_bench.privacy.meter import attack_all
 
     budgets = epsilon or [1.0]
     rng = np.random.default_rng(seed)
     if counts is not None:
         names, matrix = _read_counts(counts)
-        result = run_audit(matrix, names=names, epsilons=budgets, coalition=coalition, rng=rng)
+        result = attack_all(matrix, names=names, epsilons=budgets, coalition=coalition, rng=rng)
     else:
         from fedcohort_bench.privacy.exposure import measure_exposure
 
         settings = configuration(config, set_, data=data, folder=folder, scenario=scenario)
         say(err(quiet or format is Format.JSON), "training every client once ...")
         exposure = measure_exposure(settings, device)
-        result = run_audit(
+        result = attack_all(
             exposure.counts,
             names=exposure.names,
             epsilons=budgets,

@@ -64,7 +64,7 @@ class AttackFinding:
 
 
 @dataclass(frozen=True, eq=False)
-class Exposure:
+class Disclosure:
     """One way to share labels: what each observer learns, and a verdict in words."""
 
     option: str
@@ -86,10 +86,10 @@ class Audit:
 
     names: tuple[str, ...]
     ignorance: FloatArray
-    exposures: tuple[Exposure, ...]
+    exposures: tuple[Disclosure, ...]
 
 
-def audit(
+def attack_all(
     counts: ArrayLike,
     *,
     names: Sequence[str] | None = None,
@@ -151,12 +151,12 @@ class _Attacker:
     def finding(self, observer: str, attack: str, result: RecoveredCounts) -> AttackFinding:
         return AttackFinding(observer, attack, share_error(result, self.truth), exact(result, self.truth), result.named)
 
-    def counts(self) -> Exposure:
+    def counts(self) -> Disclosure:
         findings = (
             self.finding("server", "reads the counts", self.everything),
             self.finding(f"{self.coalition} without the server", "sees nothing of the others", self.nothing),
         )
-        return Exposure("counts in the clear", findings, "Open: the server sees the label counts of all clients.")
+        return Disclosure("counts in the clear", findings, "Open: the server sees the label counts of all clients.")
 
     def _products(self) -> tuple[AttackFinding, AttackFinding, AttackFinding]:
         """Return what the server, the server and the coalition, and the server and sybils learn from S."""
@@ -180,27 +180,27 @@ class _Attacker:
     def _sybils(self, result: RecoveredCounts) -> AttackFinding:
         return self.finding(f"server and {self.classes} sybils", "one linear system", result)
 
-    def encrypted(self) -> Exposure:
+    def encrypted(self) -> Disclosure:
         server, coalition, sybils = self._products()
         holder = replace(server, observer="key holder")
         both = self.finding("server and key holder", "decrypt everything", self.everything)
         clients = self.finding(f"{self.coalition} without the server", "sees nobody else's ciphertext", self.nothing)
-        return Exposure(
+        return Disclosure(
             "encrypted, S at the server",
             (server, holder, coalition, sybils, both, clients),
             f"{_products_verdict(server, sybils)} Encryption protects against everybody who does not see S.",
         )
 
-    def rotated(self) -> Exposure:
+    def rotated(self) -> Disclosure:
         server, _, sybils = self._products()
         one = self.finding("server and 1 client", "the client knows the rotation", self.everything)
-        return Exposure(
+        return Disclosure(
             "secret rotation",
             (server, one, sybils),
             f"{_products_verdict(server, sybils)} One client that tells the server the seed exposes all clients.",
         )
 
-    def noisy(self, epsilon: float) -> Exposure:
+    def noisy(self, epsilon: float) -> Disclosure:
         noise = GeometricNoise(epsilon=epsilon)
         noisy = np.array([noise.simulate(row, self.rng) for row in self.truth])
         likely = RecoveredCounts(fit_rows(noisy, self.sizes), named=True)
@@ -208,14 +208,14 @@ class _Attacker:
         # Sybils see products with noisy counts, so the solution contains the noise.
         sybils = np.eye(self.classes, dtype=np.int64)
         solved = from_sybils(sybils @ noisy.T, sybils).counts
-        return Exposure(
+        return Disclosure(
             f"noisy counts, epsilon {epsilon:g}",
             (server, self._sybils(RecoveredCounts(fit_rows(solved, self.sizes), named=True))),
             f"Bounded: any observer guesses a single sample's label right at most {guess_bound(epsilon):.0%} of the "
             f"time when two are in question; shares are still known to {server.mean_error:.2f} on average.",
         )
 
-    def updates(self, updates: FloatArray, step: float) -> Exposure:
+    def updates(self, updates: FloatArray, step: float) -> Disclosure:
         estimates = {
             "update of the output bias, moments": shares_by_moments(updates, step),
             "update of the output bias, softmax (HiCS-FL)": by_relative_softmax(updates, 0.5),
@@ -232,7 +232,7 @@ class _Attacker:
             f"shares of {close:.0%} of clients are known to {_CLOSE:g} from a single update (on average to "
             f"{best.mean_error:.2f}; knowing nothing gives {ignorance:.2f})."
         )
-        return Exposure(
+        return Disclosure(
             "updates in the clear, labels never asked for",
             findings,
             f"Moot: {sentence} Whatever is done to counts, aggregate updates securely as well."
