@@ -72,12 +72,8 @@ def demo(
     for line in remarks:
         say(out(), line)
     say(out(), f"Report: {folder / 'report.html'}")
-    say(out(), f"Next: {_program()} compare --selectors uniform,balanced,fedcbs --seeds 5")
-
-
-def _program() -> str:
-    """Return the command that runs fedcohort from here."""
-    program = Path(sys.argv[0])
-    if shutil.which("fedcohort") or program.name != "fedcohort":
-        return "fedcohort"
-    return os.path.relpath(program)
+    # The program as it was called, if it is not on the path.
+    program, called = "fedcohort", Path(sys.argv[0])
+    if called.name == program and not shutil.which(program):
+        program = os.path.relpath(called)
+    say(out(), f"Next: {program} compare --selectors uniform,balanced,fedcbs --seeds 5")

@@ -21,7 +21,7 @@ from fedcohort.core.registry import suggest
 from fedcohort.core.terminal import say
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.orders import Order, give, waiting
-from fedcohort.journal import Journal, read_journal
+from fedcohort.journal import read_journal
 from fedcohort.journal.events import SETTINGS
 from fedcohort.journal.presence import planned_rounds, run_state
 from fedcohort.report.why import find_journal
@@ -170,9 +170,15 @@ def apply_rules(
             _check_names(order, table)
         round_ = next_round(record)[0]
         # Checked against what earlier orders will have made of the rules, not against what the server has now.
-        before = _rules_after_pending(record, journal)
-        rules = order.new_rules(before, round_)  # raises when they cannot hold together
-        _check_feasible(rules, record, round_)
+        known = record.meta().get("rules")
+        rules = None if known is None else Rules(**known)
+        for earlier in [*waiting(journal), order]:
+            rules = earlier.new_rules(rules, round_)  # raises when they cannot hold together
+        assert rules is not None
+        settings, rounds = record.events(SETTINGS)[-1:], planned_rounds(record)
+        size = settings[0].get("cohort-size") if settings else None
+        if isinstance(size, int) and rounds is not None and rounds > round_:  # a host may not record what this needs
+            rules.check_feasible(participations(record), size, rounds - round_)
         run = run_state(record)
     give(journal, order)
     running = run.state == "running"
@@ -224,23 +230,6 @@ def _pause(text: str) -> tuple[str, int]:
     if not name or not rounds.isdecimal() or not 0 < int(rounds[:10]) < 10**9:
         raise typer.BadParameter(f"--pause must be a client and a number of rounds, e.g. clinic-b=20. Got {text!r}.")
     return name, int(rounds)
-
-
-def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
-    """Return the rules that will hold once all earlier pending changes have been applied."""
-    known = record.meta().get("rules")
-    rules = None if known is None else Rules(**known)
-    for earlier in waiting(journal):
-        rules = earlier.new_rules(rules, next_round(record)[0])
-    return rules
-
-
-def _check_feasible(rules: Rules, record: Journal, round_: int) -> None:
-    """Raise an error if the current clients cannot satisfy the rules; hosts may not record what this needs."""
-    settings, rounds = record.events(SETTINGS)[-1:], planned_rounds(record)
-    size = settings[0].get("cohort-size") if settings else None
-    if isinstance(size, int) and rounds is not None and rounds > round_:
-        rules.check_feasible(participations(record), size, rounds - round_)
 
 
 def _check_names(order: Order, table: ClientTable) -> None:

@@ -197,7 +197,12 @@ def _table(path: str | Path, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     path = Path(path)
     try:
         data = read_file(path)
-        values = _parquet_columns(path, data, columns) if path.suffix == ".parquet" else _csv_columns(path, data)
+        if path.suffix == ".parquet":
+            values = _parquet_columns(path, data, columns)
+        else:
+            _check_rows(path, data.count(b"\n") - 1)
+            lines = list(csv.DictReader(io.StringIO(data.decode(), newline="")))
+            values = {name: [line[name] for line in lines] for name in (lines[0] if lines else ())}
     except ScenarioError:
         raise
     except (OSError, ValueError, MemoryError, csv.Error) as error:  # Arrow's errors are among them
@@ -218,12 +223,6 @@ def _check_rows(path: str | Path, rows: int) -> None:
             f"The trace {path} has {rows:,} rows. At most {_MAX_ROWS:,} are read.",
             hint="keep fewer devices or fewer days of it",
         )
-
-
-def _csv_columns(path: Path, data: bytes) -> dict[str, list[Any]]:
-    _check_rows(path, data.count(b"\n") - 1)
-    lines = list(csv.DictReader(io.StringIO(data.decode(), newline="")))
-    return {name: [line[name] for line in lines] for name in (lines[0] if lines else ())}
 
 
 def _parquet_columns(path: Path, data: bytes, columns: Sequence[str]) -> dict[str, list[Any]]:

@@ -92,7 +92,11 @@ def compared(
     fitted = config is None and scenario is None and any(value is not None for value in (data, label, client))
     notes: list[str] = []
     if config is None and targets is None:
-        configuration = _drop_targets(configuration, base, fitted and table["data"] != base["data"])
+        # The base's targets mean nothing for other data, or for another metric.
+        run, other_data = configuration.table["run"], fitted and table["data"] != base["data"]
+        inherited_targets = run.get("targets") and run["targets"] == base["run"].get("targets")
+        if inherited_targets and (other_data or not configuration.parts["task"].judged_by.is_accuracy):
+            configuration = configuration.with_section("run", {**run, "targets": []})
     if fitted:
         described_by_hand = any(key == "scenario" or key.startswith("scenario.partition") for key in overrides or {})
         if partition is None and clients is None and not described_by_hand:
@@ -234,16 +238,6 @@ def _words(part: Any) -> Any:
 
 def _value_text(value: Any) -> str:
     return " and ".join(f"{item:g}" for item in value) if isinstance(value, list) else str(value)
-
-
-def _drop_targets(configuration: Configuration, base: Table, other_data: bool) -> Configuration:
-    """Remove the base configuration's targets if they are for other data or for another metric."""
-    run = configuration.table["run"]
-    if not run.get("targets") or run["targets"] != base["run"].get("targets"):
-        return configuration
-    if configuration.parts["task"].judged_by.is_accuracy and not other_data:
-        return configuration
-    return configuration.with_section("run", {**run, "targets": []})
 
 
 def _fit_partition(configuration: Configuration) -> tuple[Configuration, list[str]]:

@@ -195,20 +195,18 @@ class FileSource(Source):
         raise NotImplementedError(type(self).__name__)
 
 
-def _complete(folder: Path, names: list[str]) -> list[Path] | None:
-    """Return the paths if all files exist, None if none does. If only some exist, that is an error."""
-    paths = [folder / name for name in names]
-    missing = [path.name for path in paths if not path.is_file()]
-    if len(missing) == len(paths):
-        return None
-    if missing:
-        raise DataError(f"The folder {folder} has part of a dataset; {missing[0]} is missing.", hint="complete it")
-    return paths
-
-
 def first_file(folder: Path, names: tuple[str, ...]) -> Path | None:
     """Return the first of these files that a folder has."""
     return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _existing(folder: Path, *names: str) -> Path:
+    """Return the first of these files; that there is none is an error, because the folder has others of the dataset."""
+    found = first_file(folder, names)
+    if found is None:
+        more = " (or .gz)" if names[-1].endswith(".gz") else ""
+        raise DataError(f"The folder {folder} has part of a dataset; {names[0]}{more} is missing.", hint="complete it")
+    return found
 
 
 def assemble(
@@ -276,21 +274,6 @@ _IDX = {
 }
 
 
-def _read_idx_files(folder: Path) -> dict[str, AnyArray] | None:
-    """Return the four arrays of an MNIST-like folder; None if it has none of the files."""
-    paths = {key: first_file(folder, (*names, *(f"{n}.gz" for n in names))) for key, names in _IDX.items()}
-    if not any(paths.values()):
-        return None
-    arrays = {}
-    for key, path in paths.items():
-        if path is None:
-            raise DataError(
-                f"The folder {folder} has part of a dataset; {_IDX[key][0]} (or .gz) is missing.", hint="complete it"
-            )
-        arrays[key] = files.read_idx(path, 3 if key.startswith("x") else 1)
-    return arrays
-
-
 class _MnistLike(FileSource):
     """28 x 28 grey images in idx files or one NumPy archive."""
 
@@ -308,11 +291,15 @@ class _MnistLike(FileSource):
         """Read the archive or the idx files."""
         where = first_file(folder, self.archives)
         if where is not None:
-            arrays: dict[str, AnyArray] | None = files.read_npz(where, _PARTS)
+            arrays = files.read_npz(where, _PARTS)
         else:
-            where, arrays = folder, _read_idx_files(folder)
-        if arrays is None:
-            return None
+            where, names = folder, {key: (*plain, *(f"{name}.gz" for name in plain)) for key, plain in _IDX.items()}
+            if not any(first_file(folder, each) for each in names.values()):
+                return None
+            arrays = {
+                key: files.read_idx(_existing(folder, *each), 3 if key.startswith("x") else 1)
+                for key, each in names.items()
+            }
         data = assemble(self.name, where, arrays, class_names=self.labels, shape=(28, 28))
         if self.check:
             sums = dict(zip(_PARTS, self.sums, strict=True))
@@ -365,18 +352,7 @@ class FashionMnist(_MnistLike):
 
     check: bool = param(True, Boolean(), _CHECK)
     archives = ("fashion_mnist.npz", "fashion-mnist.npz")
-    labels = (
-        "T-shirt/top",
-        "trouser",
-        "pullover",
-        "dress",
-        "coat",
-        "sandal",
-        "shirt",
-        "sneaker",
-        "bag",
-        "ankle boot",
-    )
+    labels = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
     subfolders = ("fashion-mnist", "FashionMNIST/raw")
     system = "/usr/share/datasets/fashion-mnist"
     advice = "install the Debian package dataset-fashion-mnist, or put the four idx files into one of these folders"
@@ -393,8 +369,8 @@ class FashionMnist(_MnistLike):
     )
 
 
-_CIFAR_BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-_CIFAR_DELTA = ["cifar10_train_1.npz", "cifar10_train_2.npz", "cifar10_test.npz"]
+_CIFAR_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+_CIFAR_DELTA = ("cifar10_train_1.npz", "cifar10_train_2.npz", "cifar10_test.npz")
 
 
 @DATASETS.register("cifar10")
@@ -403,18 +379,7 @@ class Cifar10(FileSource):
     """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32 pixels (Krizhevsky 2009)."""
 
     check: bool = param(True, Boolean(), _CHECK)
-    labels: ClassVar[tuple[str, ...]] = (
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
-    )
+    labels = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     subfolders = ("cifar10", "cifar-10-batches-py")
     advice = "put cifar-10-python.tar.gz, or the folder cifar-10-batches-py from it, into one of these folders"
     sums: ClassVar[Mapping[str, str]] = {
@@ -440,10 +405,10 @@ class Cifar10(FileSource):
         where: Path | None
         if (where := first_file(folder, ("cifar10.npz",))) is not None:
             arrays = files.read_npz(where, _PARTS)
-        elif (delta := _complete(folder, _CIFAR_DELTA)) is not None:
-            where, arrays = folder, self._read_delta(delta)
-        elif (batches := _complete(folder, _CIFAR_BATCHES)) is not None:
-            where, arrays = folder, self._read_batches([(path, None) for path in batches])
+        elif first_file(folder, _CIFAR_DELTA) is not None:
+            where, arrays = folder, self._read_delta([_existing(folder, name) for name in _CIFAR_DELTA])
+        elif first_file(folder, _CIFAR_BATCHES) is not None:
+            where, arrays = folder, self._read_batches([(_existing(folder, name), None) for name in _CIFAR_BATCHES])
         elif (where := first_file(folder, ("cifar-10-python.tar.gz",))) is not None:
             arrays = self._read_batches([(where, f"cifar-10-batches-py/{name}") for name in _CIFAR_BATCHES])
         else:

@@ -196,7 +196,11 @@ class LocalDriver:
             case "failed":
                 error = pickle.loads(value) if isinstance(value, bytes) else _WorkerError(f"A process failed:\n{value}")
                 if isinstance(error, _NO_MEMORY) and len(self.workers) > 1:
-                    self._continue_without(worker)
+                    left = len(self.workers) - 1
+                    log.warning("a process ran out of memory; %d others take over its runs (see run.processes)", left)
+                    if worker.group is not None:
+                        self._todo.append(worker.group)
+                    self._end(worker)
                     return True
                 if not worker.ready and not self._requested:
                     log.warning("using a single process, because another one cannot open the experiment: %s", error)
@@ -224,16 +228,6 @@ class LocalDriver:
         self.workers.remove(worker)
         self._ending.append(worker)
         worker.connection.close()  # so that the process exits
-
-    def _continue_without(self, worker: Worker) -> None:
-        """Continue without a process that ran out of memory; its group waits for another one."""
-        log.warning(
-            "a process ran out of memory; the %d others continue and take over its runs (see run.processes)",
-            len(self.workers) - 1,
-        )
-        if worker.group is not None:
-            self._todo.append(worker.group)
-        self._end(worker)
 
     def _replace(self, worker: Worker, status: int) -> None:
         """Replace a process that died; its group continues from the last hand-over."""
