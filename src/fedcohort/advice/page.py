@@ -175,6 +175,10 @@ def answer(verdict: Verdict, fit: Fit) -> list[str]:
             f"The slowest quarter of clients would then be {verdict.best.slowest.mean():.0%} of all participation, and "
             f"Jain's index of participation {verdict.best.even.mean():.2f}."
         )
+    if verdict.promising is not None:
+        mean, low, high = verdict.promising.interval()
+        text = f"The most promising is {verdict.promising.way.name}, {mean:.2f} times as fast ({low:.2f} to {high:.2f})"
+        lines.append(f"{text}; if you try it ({verdict.promising.way.how}), its journal tells more.")
     if verdict.knee is not None and verdict.knee != fit.record.cohort:
         lines.append(f"In rounds, cohorts of {verdict.knee} are nearly as fast as the fastest size that was tried.")
     if verdict.missing:

@@ -31,6 +31,7 @@ RECORDED = "as recorded"
 FACTORS = (0.25, 0.5, 2.0, 4.0)  # cohort sizes to try
 SHORT_LIST = ("uniform", "balanced", "oort", "power-of-choice")
 KNEE = 1.15  # the smallest size that is at most this many times as slow as the fastest
+PROMISING = 1.1  # times as fast, which is worth a word
 _LONGER = 4  # a way may have so many times as many rounds as the record, in the same time
 
 
@@ -292,12 +293,15 @@ class Verdict:
         What the journal lacks to tell more.
     knee : int or None
         The smallest cohort size that is nearly as fast as the fastest size.
+    promising : Outcome or None
+        If none is faster for certain, the one that probably is.
     """
 
     best: Outcome | None
     headline: str
     missing: tuple[str, ...]
     knee: int | None
+    promising: Outcome | None = None
 
 
 def judge(fit: Fit, learning: Learning, outcomes: Sequence[Outcome], drift: Sequence[str]) -> Verdict:
@@ -324,7 +328,9 @@ def judge(fit: Fit, learning: Learning, outcomes: Sequence[Outcome], drift: Sequ
         return Verdict(None, f"This journal cannot tell which way is faster: {reason}.", tuple(missing), None)
     if not sure:
         text = f"Go on as you do: of {len(others)} other ways, none is faster for certain."
-        return Verdict(None, text, tuple(missing), knee)
+        guess = max(others, key=lambda o: o.interval()[1], default=None)
+        promising = guess if guess is not None and guess.interval()[0] > PROMISING else None
+        return Verdict(None, text, tuple(missing), knee, promising)
     best = max(sure, key=lambda o: o.interval()[1])
     mean, low, high = best.interval()
     text = (

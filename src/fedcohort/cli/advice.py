@@ -46,6 +46,8 @@ def _prepared(
     folder = (path.with_suffix(".advice") if work is None else work) / hashlib.sha256(key.encode()).hexdigest()[:8]
     say(console, f"{found.models} rounds, {len(found.names)} clients; results in {folder}")
     stand = Stand.of(data)
+    what = f"{data or 'digits'} and the model {model or 'mlp'}"
+    fit.assumed.append(f"The data are {what}, in place of the clients' own (--data, --model).")
     say(console, "calibrating how hard learning is")
     learning = calibrate(fit, stand, model, folder)
     table = twin(fit, stand, learning, model)
