@@ -174,7 +174,8 @@ def test_targets_come_from_the_configuration(toy, tmp_path):
         extra_config="[run]\ntargets = [0.8, 0.7]\nterminal = 3\n",
     )  # fmt: skip
     bundle = load_bundle([path])
-    assert bundle.options.targets == (0.8, 0.7) and bundle.options.terminal == 3
+    options = bundle.settings[0].options
+    assert options.targets == (0.8, 0.7) and options.terminal == 3
     assert isinstance(load(path).runs[0], RunInfo)
 
 

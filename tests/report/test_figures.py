@@ -15,7 +15,6 @@ from fedcohort.report.data import boards, load_bundle
 from fedcohort.report.figures import general_figures, seed_band, trailing_mean
 from fedcohort.report.insights import selector_figures
 from fedcohort.selectors import FedCor
-from fedcohort.simulate.leaderboard import Options
 from fedcohort.simulate.leaderboard.words import number
 
 
@@ -26,7 +25,7 @@ def setting(experiment):
 
 @pytest.fixture(scope="module")
 def board(setting):
-    return boards([setting], Options())[0]
+    return boards([setting])[0]
 
 
 def series(figure, label, view=0):

@@ -41,8 +41,8 @@ def setting(**groups):
     return [run for runs in groups.values() for run in runs]
 
 
-def leaderboard(runs, *, planned=None, **options):
-    return compute("toy", runs, Options(**options, strict=True), planned=planned)
+def leaderboard(runs, **options):
+    return compute("toy", runs, Options(**options, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -201,7 +201,7 @@ def test_the_reference_setting_shows_the_gap_to_close():
         "iid": setting(uniform=[run("uniform", 1, [0.9])], ours=[run("ours", 1, [0.9])]),
         "skewed": setting(uniform=[run("uniform", 1, [0.5])], ours=[run("ours", 1, [0.6])]),
     }
-    iid, skewed = leaderboards_of(runs, Options(reference="iid"), {})
+    iid, skewed = leaderboards_of(runs, dict.fromkeys(runs, Options(reference="iid")))
     assert next(r.improvement for r in skewed.rows if r.label == "ours") == pytest.approx(0.25)
     assert iid.reference is None and skewed.reference == "iid"
 
@@ -257,7 +257,7 @@ def test_more_seeds_do_not_make_more_settings():
         )
         for name, better in (("a", 0.6), ("b", 0.4))
     }
-    boards = leaderboards_of(results, Options(), {})
+    boards = leaderboards_of(results, dict.fromkeys(results, Options()))
     both, one = ranking(boards), ranking(boards[:1])
     assert (both.blocks, both.over, both.friedman) == (2, "setting", 1.0)
     assert (one.blocks, one.over) == (20, "seed") and one.friedman < 1e-4
@@ -312,8 +312,7 @@ def test_ranks_are_over_the_settings_with_means_over_the_seeds_that_all_ran():
                 uniform=[run("uniform", s, [0.5]) for s in (1, 2)], ours=[run("ours", s, [0.4]) for s in (2, 3)]
             ),
         },
-        Options(),
-        {},
+        dict.fromkeys("ab", Options()),
     )
     found = ranking(boards)
     assert found.blocks == 2 and dict(zip(found.labels, found.ranks, strict=True)) == {"ours": 1.5, "uniform": 1.5}
@@ -336,7 +335,7 @@ def test_a_setting_has_its_own_targets(tmp_path):
     a, b = results.leaderboards()
     assert (a.target, a.window, b.target) == (0.2, 2, 0.9)
     bundle = load_bundle([tmp_path / "x"])
-    assert [board.target for board in boards(bundle.settings, bundle.options)] == [0.2, 0.9]
+    assert [board.target for board in boards(bundle.settings)] == [0.2, 0.9]
     assert [board.target for board in results.leaderboards(targets=[0.5])] == [0.5, 0.5]
     live = ExperimentItem(tmp_path / "x", "x")
     live.poll()

@@ -12,7 +12,7 @@ from fedcohort.core.protocol import SELECTORS
 from fedcohort.report import figures
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting, boards
 from fedcohort.report.sweep import sweep
-from fedcohort.simulate.leaderboard import Options, SettingOptions
+from fedcohort.simulate.leaderboard import Options
 from fedcohort.simulate.store.results import FederationFacts
 
 
@@ -34,13 +34,13 @@ def setting(*runs, clients=4, planned=None, federations=None):
         SelectorRuns(label, label, tuple(r for r in runs if r.label == label), i, 0) for i, label in enumerate(labels)
     )
     return Setting(
-        "all runs", groups, clients, federations or {}, max(len(r.round) for r in runs), SettingOptions(planned)
+        "all runs", groups, clients, federations or {}, max(len(r.round) for r in runs), Options(planned=planned)
     )
 
 
 def accuracy(*runs, planned=None, **options):
     made = setting(*runs, planned=planned)
-    return figures.accuracy(made, boards([made], Options(**options))[0]).sentence
+    return figures.accuracy(made, boards([made], **options)[0]).sentence
 
 
 # -- accuracy -------------------------------------------------------------------------------------------------------
@@ -64,15 +64,6 @@ def test_the_sentence_says_how_many_runs_reach_the_target():
 def test_balance():
     text = figures.balance(setting(run("uniform", [0.5], qcid=0.5), run("ours", [0.5], qcid=0.1))).sentence
     assert text.startswith("Mean class imbalance (QCID) of a cohort: uniform 0.5 and ours 0.1; 0 is perfectly")
-
-
-def test_picks_say_how_often_and_against_what():
-    always = run("ours", [0.5] * 4, seed=7, picks=[[2, 0], [2, 1], [2, 3], [2, 0]])
-    text = figures.picks(setting(always)).sentence
-    assert "client 2 by ours (seed 7), in 100% of the rounds (2.00 times as often as the average client)" in text
-    evenly = run("uniform", [0.5] * 4, picks=[[0], [1], [2], [3]])
-    text = figures.picks(setting(evenly)).sentence
-    assert "times as often" not in text and "25% of the rounds, and 3 others equally often" in text
 
 
 def test_participation():
@@ -215,7 +206,7 @@ def swept(ends, key="rate", **more):
     made = setting(*runs)
     groups = tuple(dataclasses.replace(g, selector=g.runs[0].selector) for g in made.groups)
     made = dataclasses.replace(made, groups=groups)
-    return sweep(made, boards([made], Options())[0])
+    return sweep(made, boards([made])[0])
 
 
 def test_the_best_of_a_sweep_is_judged_on_other_seeds():
@@ -269,7 +260,7 @@ def test_ranks_over_settings_say_so():
     made = [
         setting(*(run(label, [value], seed=s) for s in (1, 2) for label, value in (("uniform", 0.5), ("ours", 0.6))))
     ]
-    every = boards(made, Options())
+    every = boards(made)
     text = figures.ranks(made[0], every[0], [every[0], every[0], every[0]]).sentence
     assert "Over 3 settings" in text
     assert "settings" not in figures.ranks(made[0], every[0]).sentence
@@ -280,7 +271,7 @@ def test_ranks_claim_a_difference_only_where_there_is_one():
         runs = [run("uniform", [0.5], seed=s) for s in range(10)]
         runs += [run("ours", [0.5 + better(s)], seed=s) for s in range(10)]
         made = setting(*runs)
-        return figures.ranks(made, boards([made], Options())[0]).sentence
+        return figures.ranks(made, boards([made])[0]).sentence
 
     assert text(lambda s: 0.1).startswith(
         "ours has the best mean rank over 10 seeds (1 of 2; Friedman, p = 0.002); it is"
@@ -291,4 +282,4 @@ def test_ranks_claim_a_difference_only_where_there_is_one():
         "Over 10 seeds, the selectors cannot be told apart (Friedman, p = 1"
     )
     one = setting(run("uniform", [0.5]), run("ours", [0.6]))
-    assert figures.ranks(one, boards([one], Options())[0]) is None
+    assert figures.ranks(one, boards([one])[0]) is None

@@ -11,7 +11,7 @@ import pytest
 from fedcohort.core.errors import ParameterError, UnknownNameError
 from fedcohort.report.data import boards, load_bundle
 from fedcohort.report.tables import participation_table
-from fedcohort.simulate.leaderboard import Options, leaderboard_table, to_text
+from fedcohort.simulate.leaderboard import leaderboard_table, to_text
 from fedcohort.simulate.leaderboard.formats import Cell, Table, render, to_csv, to_html, to_latex, to_markdown
 from fedcohort.simulate.leaderboard.table import COLUMNS, FEW, megabytes
 from fedcohort.simulate.store.results import load
@@ -37,7 +37,7 @@ def test_latex_braces_balance(experiment):
 
 def test_every_row_has_every_column(experiment):
     setting = load_bundle([experiment]).settings[0]
-    (board,) = boards([setting], Options(targets=(0.2, 0.3)))
+    (board,) = boards([setting], (0.2, 0.3))
     for table in (leaderboard_table(board), participation_table(setting)):
         assert all(len(row) == len(table.columns) for row in table.rows)
         assert len([line for line in to_markdown(table).splitlines() if line.startswith("|")]) == 2 + len(table.rows)

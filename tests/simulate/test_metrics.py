@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedcohort.simulate.metrics import Curve, Spread, imbalance, relative_improvement, speed_up
+from fedcohort.simulate.metrics import Curve, Spread, imbalance, relative_improvement
 
 
 def test_rounds_to_target_counts_rounds_of_training():
@@ -46,17 +46,10 @@ def test_an_empty_curve_has_no_numbers():
 def test_figures_of_fedacs_tables():
     assert relative_improvement(0.721, 0.684, 0.740) == pytest.approx(0.655, abs=0.01)
     assert relative_improvement(0.648, 0.697, 0.740) == pytest.approx(-1.122, abs=0.02)
-    assert round(speed_up(130, 270), 1) == 2.1
-    assert round(speed_up(620, 270), 1) == 0.4
 
 
 def test_without_a_loss_there_is_no_improvement():
     assert math.isnan(relative_improvement(0.6, 0.5, 0.5))
-
-
-def test_speed_up_needs_both():
-    assert math.isnan(speed_up(None, 10))
-    assert math.isnan(speed_up(10, None))
 
 
 def test_spread_uses_the_sample_deviation_and_skips_missing_values():

@@ -6,7 +6,6 @@ The report and the dashboard draw them. Everything is read through
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from fedcohort.simulate.leaderboard import (
     Leaderboard,
     Options,
     RunNumbers,
-    SettingOptions,
     leaderboards_of,
     setting_name,
 )
@@ -99,7 +97,7 @@ class SelectorRuns:
 class Setting:
     """Runs that may be compared: same data, same heterogeneity, same training.
 
-    ``rounds`` is the length of the longest run so far, ``options`` are the setting's own, such as planned rounds, and
+    ``rounds`` is the length of the longest run so far, ``options`` say how it is compared, and
     ``names`` are the clients' names, if they have any.
     """
 
@@ -108,7 +106,7 @@ class Setting:
     n_clients: int
     federations: Mapping[str, FederationFacts]
     rounds: int
-    options: SettingOptions = SettingOptions()
+    options: Options = Options()
     names: tuple[str, ...] | None = None
 
     def client_name(self, client: int) -> str:
@@ -148,7 +146,6 @@ class Bundle:
     configs: tuple[Mapping[str, Any], ...]
     metas: tuple[Mapping[str, Any], ...]
     warnings: tuple[str, ...]
-    options: Options
 
     @property
     def n_runs(self) -> int:
@@ -156,9 +153,12 @@ class Bundle:
         return sum(len(group.runs) for setting in self.settings for group in setting.groups)
 
 
-def boards(settings: Sequence[Setting], options: Options) -> tuple[Leaderboard, ...]:
+def boards(
+    settings: Sequence[Setting], targets: Sequence[float] = (), baseline: str | None = None
+) -> tuple[Leaderboard, ...]:
     """Compute the leaderboard of every setting."""
-    return leaderboards_of({s.name: s.runs for s in settings}, options, {s.name: s.options for s in settings})
+    options = {s.name: s.options.override(targets, baseline) for s in settings}
+    return leaderboards_of({s.name: s.runs for s in settings}, options)
 
 
 def load_bundle(paths: Sequence[str | Path]) -> Bundle:
@@ -185,7 +185,6 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
         configs=tuple(result.config for result in shown),
         metas=tuple(result.meta for result in shown),
         warnings=tuple(dict.fromkeys(warnings)),
-        options=_options([result.config for result in shown]),
     )
 
 
@@ -207,9 +206,9 @@ def _entries(paths: Sequence[str | Path], results: Sequence[Results], warnings: 
     return _merged(entries, warnings)
 
 
-def _options(configs: Sequence[Mapping[str, Any]]) -> Options:
-    """Return the options of the comparison; the first experiment that sets an option decides."""
-    options = [Options.of(config) for config in configs]
+def _options(members: Iterable[tuple[Results, RunCurve]]) -> Options:
+    """Return the options of a setting; the first experiment that sets an option decides."""
+    options = [Options.of(result.config, result.run(run.id).setting) for result, run in members]
     metrics = dict.fromkeys(option.metric.name for option in options)
     if len(metrics) > 1:
         raise InputError(
@@ -222,6 +221,7 @@ def _options(configs: Sequence[Mapping[str, Any]]) -> Options:
         terminal=next((o.terminal for o in options if o.terminal), None),
         baseline=next((o.baseline for o in options if o.baseline), None),
         reference=next((o.reference for o in options if o.reference), None),
+        planned=max((o.planned for o in options if o.planned), default=None),
     )
 
 
@@ -382,9 +382,6 @@ def setting_of(
         runs = tuple(sorted((run for _, run in members if run.label == label), key=lambda r: r.seed))
         groups.append(SelectorRuns(label, runs[0].selector, runs, *colors[label]))
     rounds = max(int(run.round.max(initial=0)) + 1 for _, run in members)
-    setting_options = [SettingOptions.of(result.config, result.run(run.id).setting) for result, run in members]
-    planned = max((options.planned for options in setting_options if options.planned), default=None)
-    options = dataclasses.replace(setting_options[0], planned=planned)
     all_names = {facts.names for facts in federations.values()}  # they may differ between seeds
     names = all_names.pop() if len(all_names) == 1 else None
-    return Setting(name, tuple(groups), n, federations, rounds, options, names)
+    return Setting(name, tuple(groups), n, federations, rounds, _options(members), names)

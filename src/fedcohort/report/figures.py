@@ -21,7 +21,7 @@ from fedcohort.report.tables import gini
 from fedcohort.simulate.leaderboard import Leaderboard, RunProgress, SelectorRanking, ranking
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
-from fedcohort.simulate.leaderboard.words import duration, names, number, percent, quantity, times
+from fedcohort.simulate.leaderboard.words import duration, names, number, percent, quantity
 from fedcohort.simulate.metrics import Metric
 
 POINTS = 400  # of a curve, at most
@@ -272,14 +272,11 @@ def picks(setting: Setting) -> Figure | None:
     x_step, y_step = -(-rounds // HEAT_COLUMNS), -(-n // HEAT_ROWS)
     cols, rows = -(-rounds // x_step), -(-n // y_step)
     views: list[dict[str, Any]] = []
-    busiest: list[tuple[float, SelectorRuns, int, AnyArray]] = []
     for group in setting.groups:
         run = group.runs[0]  # each seed has its own clients, so seeds are not averaged here
         grid = np.zeros((rows, cols))
         np.add.at(grid, (run.pick_client // y_step, run.pick_round // x_step), 1.0 / (x_step * y_step))
         cells, top = _pack_matrix(grid)
-        counts = np.bincount(run.pick_client, minlength=n)
-        busiest.append((int(counts.max()) / max(1, len(run.round)), group, int(counts.argmax()), counts))
         views.append(
             {
                 "name": group.label,
@@ -294,16 +291,9 @@ def picks(setting: Setting) -> Figure | None:
                 **({"names": list(setting.names)} if setting.names is not None and y_step == 1 else {}),
             }
         )
-    share, group, client, counts = max(busiest, key=lambda entry: entry[0])
-    average = counts.mean() / max(1, len(group.runs[0].round))
-    ratio = f" ({times(share / average)} times as often as the average client)" if share > average > 0 else ""
-    equal = int((counts == counts.max()).sum()) - 1
-    others = f", and {equal} other{'s' if equal > 1 else ''} equally often" if equal else ""
-    sentence = (
-        "A horizontal streak is a client that is picked again and again. "
-        f"Picked most often: client {setting.client_name(client)} by {group.label} "
-        f"(seed {group.runs[0].seed}), in {percent(share, 0)} of the rounds{ratio}{others}."
-    )
+    sentence = "A horizontal streak is a client that is picked again and again."
+    if any(len(group.runs) > 1 for group in setting.groups):
+        sentence += " The first seed is shown; each has its own clients."
     return Figure(
         "picks",
         "Who was picked, round by round",

@@ -81,8 +81,7 @@ def assemble(
     bundle = load_bundle(paths)
     warnings = list(bundle.warnings)
     sections = []
-    options = bundle.options.override(targets, baseline)
-    all_boards = boards(bundle.settings, options)
+    all_boards = boards(bundle.settings, targets, baseline)
     for setting, board in zip(bundle.settings, all_boards, strict=True):
         tables = (leaderboard_table(board, setting.line_styles, columns=columns), participation_table(setting))
         where = f"{setting.name}, " if len(bundle.settings) > 1 else ""

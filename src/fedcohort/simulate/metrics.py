@@ -10,7 +10,6 @@ accuracy there. Reported rounds are counted from 1: a target reached in round t 
 - *Terminal accuracy* (FedACS): mean over the last 50 rounds.
 - *Relative improvement* (FedACS): (terminal - baseline) / (IID - baseline), which is 100% if the IID reference is
   reached.
-- *Speed-up* (FedACS): the baseline's rounds to target divided by the method's.
 
 Others show who pays for a good average: the accuracy of the *worst group* and of the *worst tenth* of clients, the
 *spread* (standard deviation) over clients, and *Jain's index* and the *longest absence* of participation.
@@ -36,10 +35,10 @@ class Metric:
     """The metric that judges a model. Curves and leaderboards use scores, for which higher is always better.
 
     >>> rmse = Metric.of({"metric": "rmse", "higher_is_better": False})
-    >>> rmse.score(0.5), rmse.natural(-0.5), rmse.value(-0.5), rmse.level(-0.5), rmse.difference(0.25)
-    (-0.5, 0.5, '0.5', 'rmse 0.5', '−0.25')
-    >>> Metric().value(0.625), Metric().level(0.6), Metric().difference(0.1)
-    ('62.5%', '60%', '+10.0 pts')
+    >>> rmse.score(0.5), rmse.natural(-0.5), rmse.value(-0.5), rmse.level(-0.5)
+    (-0.5, 0.5, '0.5', 'rmse 0.5')
+    >>> Metric().value(0.625), Metric().level(0.6)
+    ('62.5%', '60%')
     """
 
     name: str = "accuracy"
@@ -84,14 +83,6 @@ class Metric:
     def spread(self, std: float) -> str:
         """Return a standard deviation as text."""
         return f"±{100 * std:.1f}" if self.share else f"±{std:.2g}"
-
-    def difference(self, scores: float) -> str:
-        """Return a difference of scores as text, converted to the metric."""
-        if np.isnan(scores):
-            return "–"
-        # A line may break after a hyphen, but not after a minus sign.
-        text = f"{100 * scores:+.1f} pts" if self.share else f"{self.natural(scores):+.3g}"
-        return text.replace("-", "−")
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,15 +136,6 @@ def relative_improvement(terminal: float, baseline: float, iid: float) -> float:
     """
     lost = iid - baseline
     return (terminal - baseline) / lost if lost else float("nan")
-
-
-def speed_up(rounds: float | None, baseline: float | None) -> float:
-    """Return the baseline's rounds divided by ``rounds``; NaN if either never reached the target.
-
-    >>> round(speed_up(155, 365), 1)  # FedACS, Table II, high heterogeneity
-    2.4
-    """
-    return float("nan") if not rounds or not baseline else baseline / rounds
 
 
 @dataclass(frozen=True)

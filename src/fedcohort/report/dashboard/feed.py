@@ -16,7 +16,7 @@ from fedcohort.report.figure import Figure
 from fedcohort.report.figures import accuracy, balance, participation, picks
 from fedcohort.report.sweep import sweep
 from fedcohort.report.why import as_json, explain
-from fedcohort.simulate.leaderboard import Options, leaderboard_table, setting_name
+from fedcohort.simulate.leaderboard import leaderboard_table, setting_name
 from fedcohort.simulate.leaderboard.formats import to_html
 from fedcohort.simulate.store.results import Results, RunInfo, load
 
@@ -109,7 +109,7 @@ class ExperimentItem:
         if results is None:
             return {**self.overview(), "warnings": warnings, "sections": sections, "table": []}
         settings = self._settings(results, warnings)
-        for setting, board in zip(settings, boards(settings, Options.of(results.config)), strict=True):
+        for setting, board in zip(settings, boards(settings), strict=True):
             warnings += [f"{setting.name}, {text}" for text in setting.warnings()]
             figures = (
                 accuracy(setting, board),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from fedcohort.simulate.leaderboard.formats import Table, to_text
 from fedcohort.simulate.leaderboard.numbers import Options, RunNumbers, leaderboard, terminal_window
 from fedcohort.simulate.leaderboard.rows import LeaderRow, PairedComparison, RunProgress, SeedRow, ToTarget
-from fedcohort.simulate.leaderboard.settings import SettingOptions, leaderboards_of, ranking, setting_name
+from fedcohort.simulate.leaderboard.settings import leaderboards_of, ranking, setting_name
 from fedcohort.simulate.leaderboard.significance import SelectorRanking, rank_selectors
 from fedcohort.simulate.leaderboard.table import Leaderboard, leaderboard_table
 
@@ -25,7 +25,6 @@ __all__ = [
     "RunProgress",
     "SeedRow",
     "SelectorRanking",
-    "SettingOptions",
     "Table",
     "ToTarget",
     "leaderboard",

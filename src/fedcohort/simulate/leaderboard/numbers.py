@@ -86,8 +86,8 @@ class Options:
         Whether a missing baseline is an error.
     metric : Metric
         What models are judged by. Targets are its scores, which are negative if lower is better.
-    keep_targets : bool
-        Whether the targets hold in all settings, even in those with targets of their own.
+    planned : int, optional
+        Rounds planned for each run.
     """
 
     targets: tuple[float, ...] = ()
@@ -96,14 +96,19 @@ class Options:
     reference: str | None = None
     strict: bool = False
     metric: Metric = Metric()
-    keep_targets: bool = False
+    planned: int | None = None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Options:
-        """Return the options in the section ``[run]`` of a configuration."""
+    def of(cls, config: Mapping[str, Any], setting: Mapping[str, Any] | None = None) -> Options:
+        """Return the options in ``[run]`` of a configuration, with the keys that a setting changes.
+
+        >>> Options.of({"run": {"rounds": 9, "targets": [0.5]}}, {"name": "1spc", "run.targets": [0.6]}).targets
+        (0.6,)
+        """
         run = config.get("run")
-        run = run if isinstance(run, Mapping) else {}
-        targets, terminal = run.get("targets", ()), run.get("terminal")
+        run = dict(run) if isinstance(run, Mapping) else {}
+        run |= {key.removeprefix("run."): value for key, value in (setting or {}).items() if key.startswith("run.")}
+        targets, terminal, planned = run.get("targets", ()), run.get("terminal"), run.get("rounds")
         metric = Metric.of(config.get("task"))
         return cls(
             targets=tuple(metric.score(float(t)) for t in targets) if isinstance(targets, (list, tuple)) else (),
@@ -111,6 +116,7 @@ class Options:
             terminal=terminal if isinstance(terminal, int) and terminal > 0 else None,
             baseline=run.get("baseline"),
             reference=run.get("reference"),
+            planned=planned if isinstance(planned, int) else None,
         )
 
     def override(self, targets: Sequence[float] | None, baseline: str | None) -> Options:
@@ -120,7 +126,6 @@ class Options:
             targets=tuple(self.metric.score(t) for t in targets) if targets else self.targets,
             baseline=baseline or self.baseline,
             strict=baseline is not None,
-            keep_targets=bool(targets),
         )
 
 
@@ -168,7 +173,6 @@ def leaderboard(
     runs: Sequence[RunNumbers],
     options: Options | None = None,
     *,
-    planned: int | None = None,
     ideal: float | None = None,
 ) -> Leaderboard:
     """Compute the leaderboard of one setting.
@@ -179,8 +183,6 @@ def leaderboard(
         Its name.
     runs : sequence of RunNumbers
         At least one; runs with the same label differ in their seed.
-    planned : int, optional
-        Rounds planned for each run.
     ideal : float, optional
         Terminal accuracy of the baseline on IID data.
     """
@@ -207,7 +209,7 @@ def leaderboard(
         baseline=base,
         reference=options.reference if ideal is not None else None,
         rows=tuple(rows),
-        progress=_progress(runs, planned),
+        progress=_progress(runs, options.planned),
         metric=options.metric,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,74 +35,24 @@ def setting_name(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in setting.items()) or "all runs"
 
 
-@dataclass(frozen=True)
-class SettingOptions:
-    """The options that a setting has of its own.
-
-    Attributes
-    ----------
-    planned : int, optional
-        Rounds planned for each run, by the setting or the experiment.
-    targets : tuple of float
-        Values of the metric to reach. Empty: the experiment's.
-    terminal : int, optional
-        Number of last rounds that terminal accuracy averages. None: the experiment's.
-    """
-
-    planned: int | None = None
-    targets: tuple[float, ...] = ()
-    terminal: int | None = None
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any], setting: Mapping[str, Any]) -> SettingOptions:
-        """Read a configuration and the keys that a setting changes.
-
-        >>> SettingOptions.of({"run": {"rounds": 9, "targets": [0.5]}}, {"name": "1spc", "run.targets": [0.6]})
-        SettingOptions(planned=9, targets=(0.6,), terminal=None)
-        """
-        run = config.get("run")
-        planned = setting.get("run.rounds", run.get("rounds") if isinstance(run, Mapping) else None)
-        targets, terminal = setting.get("run.targets"), setting.get("run.terminal")
-        return cls(
-            planned if isinstance(planned, int) else None,
-            tuple(float(target) for target in targets) if isinstance(targets, (list, tuple)) else (),
-            terminal if isinstance(terminal, int) and terminal > 0 else None,
-        )
-
-    def apply_to(self, options: Options) -> Options:
-        """Return the experiment's options, with this setting's own values."""
-        if self.targets and not options.keep_targets:
-            options = replace(options, targets=tuple(options.metric.score(target) for target in self.targets))
-        return replace(options, terminal=self.terminal or options.terminal)
-
-
 def leaderboards_of(
-    settings: Mapping[str, Sequence[RunNumbers]], options: Options, own: Mapping[str, SettingOptions]
+    settings: Mapping[str, Sequence[RunNumbers]], options: Mapping[str, Options]
 ) -> tuple[Leaderboard, ...]:
-    """Compute the leaderboard of every setting, measured against the reference if there is one.
+    """Compute the leaderboard of every setting, each with its options, against the reference if there is one."""
 
-    Parameters
-    ----------
-    settings : mapping of setting name to runs
-    own : mapping of setting name to its own options
-    """
-    ideal = None
-    if options.reference is not None and options.reference in settings:
-        runs = settings[options.reference]
-        base = find_baseline({run.label: run.selector for run in runs}, options, options.reference)
-        reference_options = own.get(options.reference, SettingOptions()).apply_to(options)
-        level = Spread.of([terminal_accuracy(run, reference_options) for run in runs if run.label == base]).mean
-        ideal = None if math.isnan(level) else level
+    def ideal(reference: str | None) -> float | None:
+        """Return where the baseline ends in the reference setting."""
+        if reference is None or not settings.get(reference):
+            return None
+        runs, own = settings[reference], options[reference]
+        base = find_baseline({run.label: run.selector for run in runs}, own, reference)
+        level = Spread.of([terminal_accuracy(run, own) for run in runs if run.label == base]).mean
+        return None if math.isnan(level) else level
+
     return tuple(
-        leaderboard(
-            name,
-            runs,
-            setting.apply_to(options),
-            planned=setting.planned,
-            ideal=None if name == options.reference else ideal,
-        )
+        leaderboard(name, runs, own, ideal=None if name == own.reference else ideal(own.reference))
         for name, runs in settings.items()
-        if runs and (setting := own.get(name, SettingOptions()))
+        if runs and (own := options[name])
     )
 
 

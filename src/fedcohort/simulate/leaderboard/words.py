@@ -40,15 +40,6 @@ def quantity(value: float, one: str, many: str | None = None) -> str:
     return f"{number(value)} {one if value == 1 else many or one + 's'}"
 
 
-def times(value: float) -> str:
-    """Return a factor, with two decimals if it is small, so that 1.04 does not read as no change.
-
-    >>> times(1.04), times(12.34), times(345.6)
-    ('1.04', '12.3', '346')
-    """
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
-
-
 def duration(seconds: float) -> str:
     """Return a duration in readable units.
 
@@ -59,15 +50,6 @@ def duration(seconds: float) -> str:
         return "unknown"
     unit = "s" if seconds < 180 else "min" if seconds < 7200 else "h" if seconds < 172800 else "d"
     return f"{seconds / _UNIT_SECONDS[unit]:.1f} {unit}"
-
-
-def deviation(seconds: float, like: float) -> str:
-    """Return a spread of durations in the unit that :func:`duration` uses for ``like``.
-
-    >>> deviation(30.0, like=600.0)
-    '±0.5'
-    """
-    return f"±{seconds / _UNIT_SECONDS[duration(like).split()[-1]]:.1f}"
 
 
 def names(items: Sequence[str], limit: int = 12) -> str:

@@ -50,7 +50,6 @@ from fedcohort.simulate.leaderboard import (
     Leaderboard,
     Options,
     RunNumbers,
-    SettingOptions,
     leaderboard_table,
     leaderboards_of,
     setting_name,
@@ -514,9 +513,9 @@ class Results:
         baseline : str, optional
             Label to compare with. Default: the configuration's, or else uniform.
         """
-        options = Options.of(self.config).override(targets, baseline)
-        own = {setting_name(run.setting): SettingOptions.of(self.config, run.setting) for run in self.runs}
-        return leaderboards_of(self._numbers(), options, own)
+        options = {setting_name(run.setting): Options.of(self.config, run.setting) for run in self.runs}
+        chosen = {name: each.override(targets, baseline) for name, each in options.items()}
+        return leaderboards_of(self._numbers(), chosen)
 
     def _numbers(self) -> dict[str, list[RunNumbers]]:
         """Return what is compared of each run, by setting."""
