@@ -91,8 +91,8 @@ def test_many_rounds_and_clients_are_binned_without_losing_picks(setting, monkey
     assert (cells * view["xstep"] * view["ystep"]).sum() == pytest.approx(len(run.pick_client), rel=0.02)
 
 
-def test_the_cost_split_adds_up(setting):
-    figure = figures.cost(setting)
+def test_the_cost_split_adds_up(setting, board):
+    figure = figures.cost(setting, board)
     by_name = {view["name"]: {row["label"]: row["parts"] for row in view["rows"]} for view in figure.spec["views"]}
     for group in setting.groups:
         total = np.mean([run.total_bytes[-1] for run in group.runs])

@@ -38,6 +38,11 @@ def setting(*runs, clients=4, planned=None, federations=None):
     )
 
 
+def cost(*runs):
+    made = setting(*runs)
+    return figures.cost(made, boards([made])[0])
+
+
 def accuracy(*runs, planned=None, **options):
     made = setting(*runs, planned=planned)
     return figures.accuracy(made, boards([made], **options)[0]).sentence
@@ -78,11 +83,11 @@ def test_participation():
 def test_a_share_of_bytes_is_not_an_amount():
     small = run("frugal", [0.5], bytes_up=1e6, query_bytes_up=1e6, seconds=1.0)  # half of its bytes, but few
     large = run("greedy", [0.5], bytes_up=99e6, query_bytes_up=11e6, seconds=1.0)
-    text = figures.cost(setting(small, large)).sentence
+    text = cost(small, large).sentence
     assert text.startswith(
         "Queries before choosing, and their share of the traffic: frugal 1.00 MB (50.0%) and greedy 11.0 MB (10.0%)."
     )
-    nobody = figures.cost(setting(run("uniform", [0.5], bytes_up=1e6, seconds=1.0))).sentence
+    nobody = cost(run("uniform", [0.5], bytes_up=1e6, seconds=1.0)).sentence
     assert nobody.startswith("No selector asked clients anything before choosing, so every byte went into training.")
 
 
@@ -91,9 +96,9 @@ def test_runs_of_different_length_are_compared_per_round():
         run("uniform", [0.5] * 10, seconds=1.0, bytes_up=1.0),
         run("ours", [0.5] * 10, seconds=3.0, bytes_up=1.0),
     )
-    assert "A round takes: uniform 1.0 s and ours 3.0 s." in figures.cost(setting(long, short)).sentence
+    assert "A round takes: uniform 1.0 s and ours 3.0 s." in cost(long, short).sentence
     stopped = run("ours", [0.5] * 2, seconds=3.0, bytes_up=1.0, state="stopped")  # 6 s in all against 10 s
-    assert "A round takes: uniform 1.0 s and ours 3.0 s." in figures.cost(setting(long, stopped)).sentence
+    assert "A round takes: uniform 1.0 s and ours 3.0 s." in cost(long, stopped).sentence
 
 
 # -- what selectors learned -----------------------------------------------------------------------------------------

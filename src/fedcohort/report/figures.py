@@ -18,7 +18,7 @@ from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.figure import Figure
 from fedcohort.report.tables import gini
-from fedcohort.simulate.leaderboard import Leaderboard, RunProgress, SelectorRanking, ranking
+from fedcohort.simulate.leaderboard import Leaderboard, SelectorRanking, ranking
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
 from fedcohort.simulate.leaderboard.words import duration, names, number, percent, quantity
@@ -154,25 +154,16 @@ def _seeds(setting: Setting) -> str:
     return f" Bands show one standard deviation over {seeds} seeds."
 
 
-def progress_prefix(setting: Setting) -> str:
-    """Return the beginning of a sentence about runs that have not ended; empty if all have."""
-    if not setting.running:
-        return ""
-    done = [int(run.round.max(initial=-1)) + 1 for run in setting.runs if run.state == "running"]
-    return f"So far ({RunProgress(min(done), max(done), setting.options.planned, len(done)).words}): "
-
-
 def _accuracy_sentence(board: Leaderboard) -> str:
     """Say how many runs of each selector reach the target; the conclusion says what that means."""
     if math.isnan(board.target):
         return f"No selector has a terminal {board.metric.name}{'' if board.finished else ' yet'}."
     reached = [f"{row.label} {row.main.rounds.count} of {row.runs}" for row in board.rows]
-    before = "" if board.finished else f"So far ({board.progress.words}): "
     if all(row.main.rounds.count == row.runs for row in board.rows):
-        return f"{before}Every run reaches {board.metric.level(board.target)}."
+        return f"{board.so_far}Every run reaches {board.metric.level(board.target)}."
     if not any(row.main.rounds.count for row in board.rows):
-        return f"{before}No run reaches {board.metric.level(board.target)}."
-    return f"{before}Runs that reach {board.metric.level(board.target)}: {names(reached)}."
+        return f"{board.so_far}No run reaches {board.metric.level(board.target)}."
+    return f"{board.so_far}Runs that reach {board.metric.level(board.target)}: {names(reached)}."
 
 
 def ranks(setting: Setting, board: Leaderboard, all_boards: Sequence[Leaderboard] = ()) -> Figure | None:
@@ -205,7 +196,7 @@ def ranks(setting: Setting, board: Leaderboard, all_boards: Sequence[Leaderboard
         f"much: cite the leaderboard for a comparison with {board.baseline}, and this figure for a comparison of all."
     )
     spec = {"kind": "ranks", "views": views, "y": {"label": ""}}
-    return Figure("ranks", "All against all", progress_prefix(setting) + " ".join(sentences) + about, spec)
+    return Figure("ranks", "All against all", board.so_far + " ".join(sentences) + about, spec)
 
 
 def _rank_sentence(order: SelectorRanking, where: str) -> str:
@@ -224,14 +215,14 @@ def _rank_sentence(order: SelectorRanking, where: str) -> str:
     return f"{text}, and cannot be told apart from {names(alike)}." if alike else f"{text}."
 
 
-def loss(setting: Setting) -> Figure | None:
+def loss(setting: Setting, board: Leaderboard) -> Figure | None:
     """Test loss over rounds."""
     series = _bands(setting, _losses)
     if not series:
         return None
     views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
     spec = {"kind": "lines", "views": views, "y": {"label": "test loss"}}
-    return Figure("loss", "Test loss", progress_prefix(setting) + "Lines are means over seeds." + _seeds(setting), spec)
+    return Figure("loss", "Test loss", board.so_far + "Lines are means over seeds." + _seeds(setting), spec)
 
 
 def _losses(run: RunCurve) -> tuple[FloatArray, FloatArray]:
@@ -389,7 +380,7 @@ def _holdings(classes: IntArray, largest: FloatArray, sizes: FloatArray) -> str:
     return f"{text} of {kinds} classes; for half of the clients, one class makes up {main} or more."
 
 
-def cost(setting: Setting) -> Figure | None:
+def cost(setting: Setting, board: Leaderboard) -> Figure | None:
     """Simulated seconds, client compute and bytes, split into training and queries."""
     kinds: list[tuple[str, str, str, Callable[[RunCurve], tuple[float, float]]]] = [
         ("Simulated time", "seconds", "simulated time", _seconds_split),
@@ -408,7 +399,7 @@ def cost(setting: Setting) -> Figure | None:
     if not views:
         return None
     spec = {"kind": "bars", "views": views, "parts": ["training", "queries"]}
-    return Figure("cost", "Cost: training and queries", progress_prefix(setting) + spending, spec)
+    return Figure("cost", "Cost: training and queries", board.so_far + spending, spec)
 
 
 def _question_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -457,11 +448,11 @@ def general_figures(setting: Setting, board: Leaderboard, all_boards: Sequence[L
     figures = [
         accuracy(setting, board),
         ranks(setting, board, all_boards),
-        loss(setting),
+        loss(setting, board),
         balance(setting),
         picks(setting),
         participation(setting),
-        cost(setting),
+        cost(setting, board),
         scenario(setting),
     ]
     return [figure for figure in figures if figure is not None]

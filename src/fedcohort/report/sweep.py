@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcohort.report.data import SelectorRuns, Setting
 from fedcohort.report.figure import Figure
-from fedcohort.report.figures import json_numbers, progress_prefix
+from fedcohort.report.figures import json_numbers
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow
 from fedcohort.simulate.leaderboard.words import names
 
@@ -83,7 +83,7 @@ def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
     return Figure(
         "sweep",
         "Sweep: score against parameter",
-        progress_prefix(setting) + " ".join(sentences),
+        board.so_far + " ".join(sentences),
         {"kind": "lines", "views": views, "y": y, "marks": marks},
     )
 

@@ -133,7 +133,7 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
             raise InputError(f"The part {part!r} of {study.name} has no setting {board.setting!r}.")
         runs = [run for run in results.runs if str(run.setting.get("name", "")) == board.setting]
         evaluated = all(run.id in results.curves and len(results.curves[run.id].rounds) for run in runs)
-        if board.progress.least == 0 or not evaluated:
+        if not evaluated:
             continue  # a setting is recorded once all its runs have a result
         record.settings[board.setting] = {
             "seeds": [seed.seed for seed in board.rows[0].seeds],
@@ -149,10 +149,11 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
 
 def _recorded_rounds(board: Leaderboard) -> int:
     """Return the rounds of a setting; if runs were interrupted, the rounds that all of them have."""
+    runs = [seed for row in board.rows for seed in row.seeds]
     if not board.finished:
-        return board.progress.least
+        return min(seed.rounds for seed in runs if seed.state == "running")
     # Not the least of them: some methods stop early by design.
-    return max(seed.rounds for row in board.rows for seed in row.seeds)
+    return max(seed.rounds for seed in runs)
 
 
 def _labels(results: Results, study: Study, board: Leaderboard, runs: Sequence[RunInfo]) -> dict[str, Any]:

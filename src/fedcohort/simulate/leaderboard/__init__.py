@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from fedcohort.simulate.leaderboard.formats import Table, to_text
 from fedcohort.simulate.leaderboard.numbers import Options, RunNumbers, leaderboard, terminal_window
-from fedcohort.simulate.leaderboard.rows import LeaderRow, PairedComparison, RunProgress, SeedRow, ToTarget
+from fedcohort.simulate.leaderboard.rows import LeaderRow, PairedComparison, SeedRow, ToTarget
 from fedcohort.simulate.leaderboard.settings import leaderboards_of, ranking, setting_name
 from fedcohort.simulate.leaderboard.significance import SelectorRanking, rank_selectors
 from fedcohort.simulate.leaderboard.table import Leaderboard, leaderboard_table
@@ -22,7 +22,6 @@ __all__ = [
     "Options",
     "PairedComparison",
     "RunNumbers",
-    "RunProgress",
     "SeedRow",
     "SelectorRanking",
     "Table",

@@ -29,18 +29,19 @@ def conclusion(board: Leaderboard) -> str:
     others = [row for row in board.rows if row.paired is not None]
     if not others:
         return ""
-    so_far = "" if board.finished else f"So far ({board.progress.words}): "
     compared = [row for row in others if row.paired is not None and row.paired.seeds > 1]
     lost = [f"{row.label} {row.lost} of {row.runs}" for row in board.rows if row.lost]
     losses = f" Runs that diverged or failed: {names(lost, _MAX_NAMED)}." if lost else ""
     if not compared:
         few = max((row.paired.seeds for row in others if row.paired is not None), default=0)
         why = "with one seed" if few else f"no seed ended both with {board.baseline} and with another"
-        return f"{so_far}Open: {why}, so no difference can be told from chance; run {FEW_SEEDS} or more.{losses}"
+        return f"{board.so_far}Open: {why}, so no difference can be told from chance; run {FEW_SEEDS} or more.{losses}"
     # A selector that lost runs is compared where it survived, which is no reason to call it better.
     claimed = [row for row in compared if _test(row).established and not (row.lost and _test(row).difference > 0)]
     unsure = [row for row in compared if row not in claimed]
-    text = [f"{so_far}{_established(board, claimed)}" if claimed else f"{so_far}No difference is established."]
+    text = [
+        f"{board.so_far}{_established(board, claimed)}" if claimed else f"{board.so_far}No difference is established."
+    ]
     if unsure:
         told = names([row.label for row in unsure], _MAX_NAMED)
         text.append(f"{told} cannot be told from {board.baseline}{_closest(board, unsure, len(compared))}.")

@@ -26,7 +26,6 @@ from fedcohort.simulate.leaderboard.rows import (
     Arrivals,
     LeaderRow,
     PairedComparison,
-    RunProgress,
     SeedRow,
     ToTarget,
 )
@@ -187,7 +186,9 @@ def leaderboard(
         Terminal accuracy of the baseline on IID data.
     """
     options = options or Options()
-    _check_targets(options)
+    for target in options.targets:
+        if options.metric.share and not 0 < target <= 1:
+            raise InputError(f"A target accuracy must be in (0, 1]. Got {target:g}.", hint="62% is 0.62")
     labels = {run.label: run.selector for run in runs}
     base = find_baseline(labels, options, setting)
     level, source = _default_target(
@@ -209,7 +210,7 @@ def leaderboard(
         baseline=base,
         reference=options.reference if ideal is not None else None,
         rows=tuple(rows),
-        progress=_progress(runs, options.planned),
+        so_far=_so_far(runs, options.planned),
         metric=options.metric,
     )
 
@@ -226,6 +227,8 @@ def _rows(
     groups = {label: {seed.seed: seed.fair["worst_group"] for seed in seeds} for label, seeds in by_label.items()}
     paired, paired_groups = _paired_with(base, ends), _paired_with(base, groups)
     base_end = _mean_end(by_label[base])
+    # Where time is simulated it leads, because rounds of different selectors take differently long.
+    leading = "seconds" if any(seed.clock > 0 for seed in by_label[base]) else "rounds"
     rows = [
         LeaderRow(
             label=label,
@@ -233,7 +236,13 @@ def _rows(
             baseline=label == base,
             seeds=tuple(seeds),
             to_target=tuple(
-                _to_target(seeds, None if label == base else by_label[base], i, t) for i, t in enumerate(targets)
+                ToTarget(
+                    target,
+                    Arrivals.of([seed.rounds_to[place] for seed in seeds]),
+                    Arrivals.of([seed.seconds_to[place] for seed in seeds]),
+                    None if label == base else speed(seeds, by_label[base], leading, place),
+                )
+                for place, target in enumerate(targets)
             ),
             improvement=(
                 math.nan if ideal is None or label == base else relative_improvement(_mean_end(seeds), base_end, ideal)
@@ -243,13 +252,9 @@ def _rows(
         )
         for label, seeds in by_label.items()
     ]
-    return sorted(rows, key=_sort_key)
-
-
-def _check_targets(options: Options) -> None:
-    for target in options.targets:
-        if options.metric.share and not 0 < target <= 1:
-            raise InputError(f"A target accuracy must be in (0, 1]. Got {target:g}.", hint="62% is 0.62")
+    # A selector that lost a run comes after all others: the mean of the runs that it kept looks too good.
+    unknown = math.inf  # not evaluated yet
+    return sorted(rows, key=lambda r: (r.lost > 0, -r.terminal.mean if r.terminal.count else unknown, r.label))
 
 
 def _paired_with(base: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str, PairedComparison]:
@@ -266,16 +271,12 @@ def _mean_end(seeds: Sequence[SeedRow]) -> float:
     return Spread.of([seed.terminal for seed in seeds]).mean
 
 
-def _sort_key(row: LeaderRow) -> tuple[bool, float, str]:
-    """Sort by terminal accuracy. A selector that lost a run comes after all others, because its mean looks too good."""
-    end = row.terminal.mean
-    return row.lost > 0, math.inf if math.isnan(end) else -end, row.label
-
-
-def _progress(runs: Sequence[RunNumbers], planned: int | None) -> RunProgress:
-    running = [_rounds_of(run) for run in runs if run.state == "running"]
-    rounds = running or [_rounds_of(run) for run in runs]
-    return RunProgress(min(rounds), max(rounds), planned, len(running))
+def _so_far(runs: Sequence[RunNumbers], planned: int | None) -> str:
+    going = [_rounds_of(run) for run in runs if run.state == "running"]
+    if not going:
+        return ""
+    rounds = f"{min(going):,}" if min(going) == max(going) else f"{min(going):,} to {max(going):,}"
+    return f"So far (round {rounds}{f' of {planned:,}' if planned else ''}): "
 
 
 def _rounds_of(run: RunNumbers) -> int:
@@ -376,20 +377,6 @@ def _total_megabytes(run: RunNumbers, names: Sequence[str]) -> float:
 def _mean(values: FloatArray | None) -> float:
     known = np.zeros(0) if values is None else values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.nan
-
-
-def _to_target(seeds: Sequence[SeedRow], base: Sequence[SeedRow] | None, place: int, target: float) -> ToTarget:
-    return ToTarget(
-        target,
-        Arrivals.of([seed.rounds_to[place] for seed in seeds]),
-        Arrivals.of([seed.seconds_to[place] for seed in seeds]),
-        None if base is None else speed(seeds, base, _leading(base), place),
-    )
-
-
-def _leading(seeds: Sequence[SeedRow]) -> str:
-    """Return what counts as fast: simulated time if there is any, else rounds."""
-    return "seconds" if any(seed.clock > 0 for seed in seeds) else "rounds"
 
 
 def speed(seeds: Sequence[SeedRow], base: Sequence[SeedRow], measure: str, place: int = -1) -> Speed:

@@ -255,29 +255,3 @@ class LeaderRow:
     def fair(self, name: str) -> Spread:
         """Return one of :data:`FAIRNESS`."""
         return Spread.of([seed.fair.get(name) for seed in self.seeds])
-
-
-@dataclass(frozen=True)
-class RunProgress:
-    """How far the runs of a setting have come.
-
-    Attributes
-    ----------
-    least, most : int
-        Fewest and most rounds of the runs that are still running, or of all runs once they have ended.
-    planned : int, optional
-        Rounds planned for each run.
-    running : int
-        Runs that have not ended.
-    """
-
-    least: int
-    most: int
-    planned: int | None
-    running: int
-
-    @property
-    def words(self) -> str:
-        """The progress in words, such as "round 62 of 2,000"."""
-        rounds = f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
-        return f"round {rounds}" + (f" of {self.planned:,}" if self.planned else "")

@@ -13,7 +13,7 @@ from fedcohort.core.errors import UnknownNameError
 from fedcohort.core.registry import suggest
 from fedcohort.simulate.leaderboard.conclusion import conclusion, interval, points
 from fedcohort.simulate.leaderboard.formats import Cell, Table, notebook, to_text
-from fedcohort.simulate.leaderboard.rows import FAIRNESS, Arrivals, LeaderRow, PairedComparison, RunProgress
+from fedcohort.simulate.leaderboard.rows import FAIRNESS, Arrivals, LeaderRow, PairedComparison
 from fedcohort.simulate.leaderboard.words import duration, number
 from fedcohort.simulate.metrics import Metric, Spread
 
@@ -53,6 +53,9 @@ class Leaderboard:
         Number of last rounds that terminal accuracy averages in the longest run.
     window_source : str
         Why it is this number.
+    so_far : str
+        The beginning of every sentence about runs that have not ended, such as "So far (round 62 of 2,000): "; empty
+        once all have.
     metric : Metric
         "best" and "terminal" are its scores.
     """
@@ -65,7 +68,7 @@ class Leaderboard:
     baseline: str
     reference: str | None
     rows: tuple[LeaderRow, ...]
-    progress: RunProgress
+    so_far: str
     metric: Metric = Metric()
 
     @property
@@ -81,7 +84,7 @@ class Leaderboard:
     @property
     def finished(self) -> bool:
         """Whether every run has ended."""
-        return self.progress.running == 0
+        return not self.so_far
 
     @property
     def timed(self) -> bool:
