@@ -306,7 +306,7 @@ def test_what_is_run_is_frozen_first_and_changes_with_code_and_parameters(tmp_pa
     plain = frozen({"name": "balanced"})
     assert plain.tag == frozen({"name": "balanced"}).tag and plain.tag.startswith(f"v{VERSION}-")
     assert plain.selectors["uniform"] == frozen({"name": "oort"}).selectors["uniform"]
-    assert plain.tag != frozen({"name": "balanced", "slack": 2.0}).tag != frozen({"name": "oort"}).tag
+    assert plain.tag != frozen({"name": "balanced", "share": 2.0}).tag != frozen({"name": "oort"}).tag
     code = "from fedcohort.selectors import Uniform\n\n\nclass Mine(Uniform):\n    name = 'mine'\n"
     own = tmp_path / "own.py"
     own.write_text(code)
@@ -321,21 +321,18 @@ def test_what_is_run_is_frozen_first_and_changes_with_code_and_parameters(tmp_pa
     plain.write(tmp_path)
     assert Frozen.read(tmp_path) == plain
     with pytest.raises(InputError, match="changed after its report seeds"):
-        check_same(plain, frozen({"name": "balanced", "slack": 2.0}), tmp_path)
+        check_same(plain, frozen({"name": "balanced", "share": 2.0}), tmp_path)
     with pytest.raises(InputError, match="of version 1 of the benchmark"):
         check_same(replace(plain, suite=1), plain, tmp_path)
 
 
 def test_a_hash_covers_what_a_selector_imports_of_ours():
-    from fedcohort.selectors.ours.balanced import selector
+    from fedcohort.selectors.ours import balanced
     from fedcohort_bench.benchmark.frozen import sources
 
-    found = sources(selector.Balanced)
-    files = {Path(selector.__file__).read_bytes()}
-    files |= {path.read_bytes() for path in Path(selector.__file__).parent.glob("*.py") if path.name != "__init__.py"}
-    assert files <= set(found)
-    shared = Path(selector.__file__).parents[2] / "numerics" / "class_balance.py"
-    assert shared.read_bytes() in found
+    found, folder = sources(balanced.Balanced), Path(balanced.__file__).parents[1]
+    for name in ("ours/balanced.py", "ours/goals.py", "numerics/accounts.py", "numerics/class_balance.py"):
+        assert (folder / name).read_bytes() in found
 
 
 def test_results_of_changed_selectors_are_neither_continued_nor_merged(command, tmp_path):

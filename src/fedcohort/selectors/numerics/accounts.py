@@ -33,7 +33,13 @@ from fedcohort.selectors.numerics.sampling import inclusion_probabilities
 
 _MAX_VALUE = 600.0  # exponents are cut here; they are below ln(2N) unless a journal was changed
 _ROUNDING = 1e-9  # of sums, relative to the budget
+_NAMED = 20  # most clients that a note names
 _SUMMED = 1.0  # growth of the clock after which sums are taken anew, because rounding errors of the first grow with it
+
+HAD_ITS_SHARE = "had its share"
+"""The note that names candidates that could not be asked."""
+WAITS = "every free client has had its share"
+"""Why a cohort is empty, where clients are asked one by one."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,6 @@ class Choice:
 
     def __init__(self, accounts: Accounts, share: float, slate: Slate, sizes: FloatArray | None = None) -> None:
         self.share, self.size = share, slate.size
-        self.candidates = slate.candidates
         self.waits = slate.busy is not None and len(slate.busy) > 0  # for busy clients, if nobody is permitted
         able = np.zeros(len(accounts.asked), np.bool_)
         able[slate.candidates] = True
@@ -121,12 +126,20 @@ class Choice:
         self.accounts = self._grown(_moved(accounts, share, online, able), sizes)
         least, most = exponents(share)
         self._falls, self._rises = -math.expm1(-least), math.expm1(most)
-        low, high = terms(self.accounts, share, slate.candidates)
-        self.prices = self._rises * high - self._falls * low
         budget = 2.0 * len(able)
         self.room = budget * (1.0 + _ROUNDING) - float(self.accounts.sums.sum())
+        self.look_at(slate.candidates)
+
+    def look_at(self, candidates: IntArray) -> None:
+        """Choose among these candidates only, and begin again."""
+        low, high = terms(self.accounts, self.share, candidates)
+        self.candidates = candidates
+        self.prices = self._rises * high - self._falls * low
         self.members: list[int] = []
         self._spent = 0.0
+        self._taken = np.zeros(len(candidates), np.bool_)
+        first = np.argpartition(self.prices, self.size - 1)[: self.size]
+        self._cheapest = first[np.argsort(self.prices[first], kind="stable")]
 
     def _grown(self, accounts: Accounts, sizes: FloatArray | None) -> Accounts:
         """Add what an even draw of the cohort would give everybody, and return the accounts with their sums."""
@@ -144,33 +157,33 @@ class Choice:
         growth = np.exp([least * step / self.share, -most * self.share * step, 0.0, 0.0])
         return dataclasses.replace(accounts, sums=accounts.sums * growth)
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether the cheapest cohort is permitted."""
+        return float(self.prices[self._cheapest].sum()) <= self.room
+
     def permitted(self) -> BoolArray:
         """(c,) whether each candidate and the cheapest others complete the members to a permitted cohort.
 
-        Among them is always the cheapest candidate, except where it is better to wait for a busy client.
+        Among them is always the cheapest candidate, except where it is better to wait for a busy client. Members are
+        not among them.
         """
-        left = self.size - len(self.members)
-        others = [position for position in self._cheapest if position not in self.members][:left]
-        cheapest = self.prices[others]
-        most = self.room - self._spent - float(cheapest[:-1].sum())
-        return np.asarray(self.prices <= (most if self.waits else max(most, cheapest[-1])))
-
-    @property
-    def _cheapest(self) -> list[int]:
-        if not hasattr(self, "_order"):
-            first = np.argpartition(self.prices, self.size - 1)[: self.size]
-            self._order: list[int] = first[np.argsort(self.prices[first], kind="stable")].tolist()
-        return self._order
+        others = self.prices[self._cheapest[~self._taken[self._cheapest]][: self.size - len(self.members)]]
+        most = self.room - self._spent - float(others[:-1].sum())
+        # Rounding may leave no cohort within the budget; the cheapest one is accepted all the same.
+        return np.asarray((self.prices <= (most if self.waits else max(most, others[-1]))) & ~self._taken)
 
     def add(self, position: int) -> None:
         """Add a candidate to the cohort."""
         self.members.append(position)
+        self._taken[position] = True
         self._spent += float(self.prices[position])
 
     def remove(self, position: int) -> None:
         """Remove a member from the cohort."""
         self.members.remove(position)
-        self._spent = float(self.prices[self.members].sum())
+        self._taken[position] = False
+        self._spent = float(self.prices[self.members].sum())  # again, so that no rounding error stays behind
 
     def all_permitted(self, turn: int = 0) -> BoolArray:
         """(c,) candidates of whom any cohort is permitted, as many as possible and at least a cohort.
@@ -191,6 +204,11 @@ class Choice:
         """Whether these clients are a permitted cohort."""
         return float(self.prices[np.isin(self.candidates, clients)].sum()) <= self.room
 
+    def counts(self) -> tuple[FloatArray, FloatArray]:
+        """(c,) how often each candidate was asked (p_n), and how often an even draw would have (a_n)."""
+        now, rows = self.accounts, self.candidates
+        return now.asked[rows], now.even[rows] + now.clock * now.online[rows]
+
     def booked(self, clients: IntArray, state: Kept) -> Kept:
         """Return ``state`` with these accounts after the cohort ``clients``; without clients, nothing has happened."""
         if not len(clients):
@@ -201,6 +219,12 @@ class Choice:
         asked[clients] += 1
         now = dataclasses.replace(self.accounts, sums=sums, asked=asked)
         return dataclasses.replace(state, **{f.name: getattr(now, f.name) for f in dataclasses.fields(Accounts)})
+
+
+def names_for_note(slate: Slate, clients: IntArray) -> str:
+    """Return the names of clients as a note, not more than a person reads."""
+    names = ", ".join(slate.clients.names_of(clients[:_NAMED]))
+    return names + (f" and {len(clients) - _NAMED} more" if len(clients) > _NAMED else "")
 
 
 def terms(accounts: Accounts, share: float, clients: IntArray | slice) -> tuple[FloatArray, FloatArray]:

@@ -31,13 +31,19 @@ from fedcohort.core.protocol import (
     register,
 )
 from fedcohort.core.signals import LOSS_SIGNALS, TABLE_SIGNALS, LossOf, OnServer, Signal
-from fedcohort.selectors.numerics.accounts import Accounts, Choice, extended, open_accounts
+from fedcohort.selectors.numerics.accounts import (
+    HAD_ITS_SHARE,
+    WAITS,
+    Accounts,
+    Choice,
+    extended,
+    names_for_note,
+    open_accounts,
+)
 
 _ENOUGH = 10  # this many values reported together are also bounded by their own quantiles
 _FAR = 6.0  # robust standard deviations (of logarithms) from the median beyond which a value is doubted
 _SPREAD = 0.1  # the least such deviation, so that clients that all report the same leave room for 10%
-_NAMED = 20  # most clients that a note names
-_WAITS = "every free client has had its share"
 SERVER_LOSS = Signal(
     "server-loss",
     meaning="loss of the received global model on the server's own samples, the same for every client of a round",
@@ -220,7 +226,7 @@ class Bounded(Selector[Any]):
             answer, last = self._bounded_answer(answer, last, own.server)
         shown, choice = self._shown(accounts, slate)
         if not len(shown.candidates):
-            return Cohort(shown.candidates, notes={"reason": _WAITS}), state
+            return Cohort(shown.candidates, notes={"reason": WAITS}), state
         cohort, after = self.inner.select(inner_state, dataclasses.replace(shown, clients=table), answer, rng)
         # A selector that took fewer is asked again, because an even draw of so few gives everybody less.
         while choice is not None and cohort.size not in (0, shown.size):
@@ -234,11 +240,10 @@ class Bounded(Selector[Any]):
         notes = dict(cohort.notes)
         for note, clients in (
             ("doubted", slate.candidates[doubted[slate.candidates]]),
-            ("had its share", np.setdiff1d(slate.candidates, shown.candidates, assume_unique=True)),
+            (HAD_ITS_SHARE, np.setdiff1d(slate.candidates, shown.candidates, assume_unique=True)),
         ):
             if len(clients):
-                names = ", ".join(slate.clients.names_of(clients[:_NAMED]))
-                notes[note] = names + (f" and {len(clients) - _NAMED} more" if len(clients) > _NAMED else "")
+                notes[note] = names_for_note(slate, clients)
         parts = dict(cohort.parts)
         if doubted.any() and cohort.candidates is not None:
             parts["doubted"] = doubted[cohort.candidates].astype(np.float64)
