@@ -1,11 +1,12 @@
-"""The rates that balance a federation, by brute force."""
+"""The rates that balance a federation, and the mix that these give, by brute force."""
 
 import numpy as np
 import pytest
 
 from fedcohort import LabelCounts
 from fedcohort.core.clients import LabelGram
-from fedcohort.selectors.ours.goals import balancing_rates
+from fedcohort.selectors.numerics.class_balance import NOTHING
+from fedcohort.selectors.ours.goals import aim_of, balancing_rates, group_with_aim
 from tests.selectors.numerics.test_class_balance import imbalance, in_form
 
 
@@ -16,13 +17,33 @@ def test_rates_that_balance_the_federation_are_those_of_the_linear_system(form):
     off = (counts - counts.sum(1, keepdims=True) / 4) / counts.sum()
     stiffness = (1 - 1 / 4) / 50  # the sampling error of one client's counts
     wanted = np.linalg.solve(40 * off @ off.T + stiffness * np.eye(40), np.ones(40))
-    found = balancing_rates(in_form(form, counts), counts.sum(1))
-    np.testing.assert_allclose(found, np.clip(wanted / wanted.mean(), 0.05, 20), atol=2e-6)
+    found = balancing_rates(in_form(form, counts), counts.sum(1), 4.0)
+    np.testing.assert_allclose(found, np.clip(wanted / wanted.mean(), 1 / 4, 4), atol=2e-6)
     assert imbalance(found @ counts) < 0.2 * imbalance(counts.sum(0))
 
 
 def test_rates_without_clients_samples_or_valid_products():
-    assert balancing_rates(LabelCounts(np.zeros((0, 3))), np.zeros(0)).shape == (0,)
-    assert balancing_rates(LabelCounts(np.zeros((2, 3))), np.zeros(2)).tolist() == [1.0, 1.0]
+    assert balancing_rates(LabelCounts(np.zeros((0, 3))), np.zeros(0), 4.0).shape == (0,)
+    assert balancing_rates(LabelCounts(np.zeros((2, 3))), np.zeros(2), 4.0).tolist() == [1.0, 1.0]
     impossible = LabelGram(np.array([[1.0, 90.0], [90.0, 1.0]]), 2)
-    assert np.isfinite(balancing_rates(impossible, np.array([5.0, 9.0]))).all()
+    assert np.isfinite(balancing_rates(impossible, np.array([5.0, 9.0]), 4.0)).all()
+
+
+@pytest.mark.parametrize("form", ["counts", "factor", "gram"])
+def test_groups_measure_the_distance_from_the_mix_at_these_rates(form):
+    rng = np.random.default_rng(2)
+    counts = rng.integers(0, 40, (7, 5)) * np.array([9.0, 3.0, 1.0, 1.0, 1.0])
+    rates, sizes, labels = np.linspace(0.25, 2.0, 7), counts.sum(1), in_form(form, counts)
+    mix = rates @ counts / (rates @ sizes)
+    group = group_with_aim(labels, sizes, rates, aim_of(labels, sizes, rates), np.arange(7), NOTHING)
+    for position in (4, 1, 6, 0):
+        group.add(position)
+        total = counts[group.members].sum(0)
+        assert group.qcid() == pytest.approx(((total / total.sum() - mix) ** 2).sum(), rel=1e-9, abs=1e-12)
+
+
+def test_without_samples_there_is_no_aim():
+    labels, nothing = LabelCounts(np.zeros((2, 3))), np.zeros(2)
+    aim = aim_of(labels, nothing, np.ones(2))
+    group = group_with_aim(labels, nothing, np.ones(2), aim, np.arange(2), NOTHING)
+    assert group.qcid_with_each(np.empty(2)).tolist() == [pytest.approx(2 / 3)] * 2

@@ -129,7 +129,7 @@ def test_every_selector_says_how_it_picks_and_what_the_parts_of_its_scores_are(n
 
 
 OPTIONAL = {  # parts that appear with other parameters, or in other rounds
-    "clustered": {"group"}, "balanced": {"speed"}, "bounded": {"doubted"}, "fedacs": {"draw"},
+    "clustered": {"group"}, "balanced": {"speed", "had its share"}, "bounded": {"doubted"}, "fedacs": {"draw"},
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.core.clients import ClientTable, LabelCounts
+from fedcohort.core.clients import ClientTable, LabelCounts, LabelInfo
 from fedcohort.core.params import Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
@@ -31,13 +31,13 @@ from fedcohort.selectors.numerics.accounts import (
     names_for_note,
     open_accounts,
 )
-from fedcohort.selectors.numerics.class_balance import ClassBalance, Past, group_of
+from fedcohort.selectors.numerics.class_balance import ClassBalance, Past
 from fedcohort.selectors.numerics.running import update_means
 from fedcohort.selectors.numerics.sampling import log_choice
-from fedcohort.selectors.ours.goals import balancing_rates, direction_group, update_directions
+from fedcohort.selectors.ours.goals import aim_of, balancing_rates, direction_group, group_with_aim, update_directions
 
 _PAST = 0.5  # how much a round counts in the balance of the next (lambda)
-_LEAD = 0.2  # weight of having been asked often (gamma)
+_LEAD = 0.5  # weight of having been asked often (gamma)
 _FORGOTTEN = 1e-3  # a past cohort with a smaller weight no longer counts
 _MEMORY_SECONDS = 20  # a client's expected duration is the mean of about this many reports
 _PASSES = {"labels": 2, "directions": 1, "nothing": 1}  # of swaps; more would fit the errors of estimated directions
@@ -56,6 +56,7 @@ _SIGNALS = {
 class BalanceState(Accounts):
     """What `balanced` remembers besides its accounts."""
 
+    aim: FloatArray  # the mix of classes that cohorts should have, as ``aim_of`` describes it
     rates: FloatArray = per_client()  # (N,) r_n
     recent: FloatArray = per_client()  # (N,) cohorts it recently delivered to, each weighted by powers of lambda
     seconds: FloatArray = per_client()  # (N,) mean of its last durations, 0 before the first
@@ -81,14 +82,15 @@ class Balanced(Selector[BalanceState]):
        no client is asked more than S times its even share and a few times more, and none less than 1/S of it and a few
        times less.
 
-    Symbols: S = ``share``. QCID = class imbalance (see ``fedcbs``) of the cohort's data together with the rounds before
-    it. The last round counts :math:`\lambda` = 0.5, the one before that 0.25, and so on; models that were lost do not
-    count. So each cohort supplies what the last ones lacked. :math:`\epsilon` is the imbalance that balanced data shows
-    by chance. :math:`e_n = \log ((p_n + 1/2 + u_n) / (r_n a_n + 1))` is the lead of client n, which was asked
-    :math:`p_n` times, and would have been asked :math:`a_n` times by an even draw; :math:`\gamma` = 0.2. Its rate
-    :math:`r_n` is 1 on average, and higher for the few clients that hold a rare class, so that the data of all clients
-    together are balanced (see ``balancing_rates``). :math:`u_n` is a random number below 1, so that similar clients do
-    not form the same cohorts again and again.
+    Symbols: S = ``share``. QCID = squared distance of the class shares of the cohort's data, together with the rounds
+    before it, from the aim. The last round counts :math:`\lambda` = 0.5, the one before that 0.25, and so on; models
+    that were lost do not count. So each cohort supplies what the last ones lacked. The aim is the mix of all data with
+    client n counted :math:`r_n` times. These rates are 1 on average, between 1/S and S, and higher for the few clients
+    that hold a rare class, so that the aim is as balanced as clients within these bounds can make it (see
+    ``balancing_rates``). :math:`\epsilon` is the imbalance that balanced data shows by chance.
+    :math:`e_n = \log ((p_n + 1/2 + u_n) / (r_n a_n + 1))` is the lead of client n, which was asked :math:`p_n` times,
+    and would have been asked :math:`a_n` times by an even draw; :math:`\gamma` = 0.5. :math:`u_n` is a random number
+    below 1, so that similar clients do not form the same cohorts again and again.
 
     With more than 2,048 candidates (or four times the most that S admits), a random sample of so many is looked at:
     even the most wanted client is in more of these samples than its share permits it to be asked.
@@ -114,7 +116,7 @@ class Balanced(Selector[BalanceState]):
     >>> for _ in range(2):
     ...     cohort = session.ask(RoundRequest(size=2))
     ...     session.tell(RoundReport(cohort.ticket, cohort.names))
-    ...     print(sorted(cohort.names), cohort.notes["qcid"])
+    ...     print(sorted(cohort.names), cohort.notes["off_aim"])
     ['1', '2'] 0.0
     ['0', '3'] 0.0
     """
@@ -167,9 +169,11 @@ class Balanced(Selector[BalanceState]):
     def init(self, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
         """Start with empty accounts."""
         accounts, zeros = open_accounts(clients.n), np.zeros(clients.n)
+        rates, aim = self._goal(clients)
         return BalanceState(
             **{f.name: getattr(accounts, f.name) for f in dataclasses.fields(accounts)},
-            rates=self._rates(clients),
+            rates=rates,
+            aim=aim,
             recent=zeros,
             seconds=zeros,
             timed=zeros,
@@ -178,12 +182,17 @@ class Balanced(Selector[BalanceState]):
         )
 
     def grow(self, state: BalanceState, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
-        """Open accounts for new clients, and compute the rates again."""
+        """Open accounts for new clients, and compute the rates and the aim again."""
         grown = extended(super().grow(state, clients, rng), clients.n)
-        return dataclasses.replace(grown, rates=self._rates(clients))
+        rates, aim = self._goal(clients)
+        return dataclasses.replace(grown, rates=rates, aim=aim)
 
-    def _rates(self, clients: ClientTable) -> FloatArray:
-        return balancing_rates(clients.labels, clients.sizes) if self.balance == "labels" else np.ones(clients.n)
+    def _goal(self, clients: ClientTable) -> tuple[FloatArray, FloatArray]:
+        if self.balance != "labels":
+            return np.ones(clients.n), np.zeros(0)
+        labels, sizes = _labels(clients)
+        rates = balancing_rates(labels, sizes, self.share)
+        return rates, aim_of(labels, sizes, rates)
 
     def select(
         self, state: BalanceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -223,7 +232,7 @@ class Balanced(Selector[BalanceState]):
         score = np.sum(list(parts.values()), axis=0)
         notes: dict[str, str | float] = {}
         if group is not None:
-            notes = {"qcid": group.qcid_of_members(), "qcid_with_past": group.qcid()}
+            notes = {"off_aim": group.qcid_of_members(), "off_aim_with_past": group.qcid()}
         if barred.any():
             parts[HAD_ITS_SHARE] = barred.astype(np.float64)
             notes[HAD_ITS_SHARE] = names_for_note(slate, candidates[barred])
@@ -255,9 +264,8 @@ class Balanced(Selector[BalanceState]):
             recent = np.flatnonzero(state.recent)
             past = Past(recent, _PAST * state.recent[recent])
         if self.balance == "labels":
-            labels = slate.clients.labels
-            sizes = labels.sizes if isinstance(labels, LabelCounts) else slate.clients.sizes
-            return group_of(labels, sizes, None if len(candidates) == slate.n else candidates, past)
+            labels, sizes = _labels(slate.clients)
+            return group_with_aim(labels, sizes, state.rates, state.aim, candidates, past)
         if self.balance == "nothing" or not (state.seen > 0).any():
             return None
         return direction_group(state.directions, state.seen, slate.clients.sizes, candidates, past)
@@ -294,6 +302,12 @@ class Balanced(Selector[BalanceState]):
                 state.seconds, state.timed, outcome.clients[known], seconds[known], _MEMORY_SECONDS
             )
         return dataclasses.replace(state, **changes) if changes else state
+
+
+def _labels(clients: ClientTable) -> tuple[LabelInfo, FloatArray]:
+    """Return what is known about the labels, and how many there are of each client; noisy counts have other sums."""
+    labels = clients.labels
+    return labels, labels.sizes if isinstance(labels, LabelCounts) else clients.sizes
 
 
 class _Objective:

@@ -6,15 +6,16 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelInfo, label_rows
-from fedcohort.selectors.numerics.class_balance import ClassBalance, Past, chance, group_of
+from fedcohort.selectors.numerics.class_balance import ClassBalance, FactorBalance, Past, chance, group_of
 
-_MAX_RATE = 20.0  # accounts end a client's lead long before; this only keeps rates positive
 _SOLVE_STEPS, _SOLVE_ERROR = 200, 1e-12
 _MEMORY = 10  # a direction is the mean of about this many updates
 
 
-def balancing_rates(labels: LabelInfo, sizes: FloatArray) -> FloatArray:
+def balancing_rates(labels: LabelInfo, sizes: FloatArray, share: float) -> FloatArray:
     r"""Return (N,) how often clients should be asked, 1 on average, so that all data together are balanced.
+
+    They are between 1 / ``share`` and ``share``, because accounts do not permit more.
 
     The rates r minimise :math:`QCID(r) + \mu \, \overline{(r_n - 1)^2}`, where QCID is that of the whole federation
     with client n counted :math:`r_n` times. :math:`\mu` is the imbalance that balanced data of the size of a mean
@@ -24,7 +25,7 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray) -> FloatArray:
     Examples
     --------
     >>> counts = LabelCounts([[60, 0], [60, 0], [60, 0], [0, 60]])
-    >>> balancing_rates(counts, counts.counts.sum(axis=1)).round(2).tolist()
+    >>> balancing_rates(counts, counts.counts.sum(axis=1), share=4).round(2).tolist()
     [0.67, 0.67, 0.67, 1.98]
     """
     n, samples = len(sizes), float(sizes.sum())
@@ -63,7 +64,7 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray) -> FloatArray:
         length, before = float(rest @ rest), length
         step = rest + length / before * step
     mean = float(rates.mean())
-    return np.clip(np.round(rates / mean, 6), 1 / _MAX_RATE, _MAX_RATE) if mean > 0 else np.ones(n)
+    return np.clip(np.round(rates / mean, 6), 1 / share, share) if mean > 0 else np.ones(n)
 
 
 def _ones(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:
@@ -71,6 +72,55 @@ def _ones(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:
     if isinstance(labels, LabelCounts):
         return np.ones(labels.classes)
     return np.asarray(np.linalg.lstsq(labels.factor, sizes, rcond=None)[0], np.float64)
+
+
+def aim_of(labels: LabelInfo, sizes: FloatArray, rates: FloatArray) -> FloatArray:
+    """Return how far the mix of all data is from balance, with client n counted ``rates[n]`` times.
+
+    That is a vector of classes, or in the coordinates of a factor; for a Gram matrix its product with each client.
+    If these rates can balance the federation, it is 0. Otherwise, balanced cohorts would have to leave out data that
+    is as good as any: every writer has more digits than letters.
+    """
+    counted = float(rates @ sizes)
+    if isinstance(labels, LabelGram):
+        return np.asarray(labels.gram @ rates / max(counted, 1.0) - sizes / labels.classes)
+    if counted <= 0:
+        return np.zeros(label_rows(labels).shape[1])
+    return np.asarray(rates @ label_rows(labels) / counted - _ones(labels, sizes) / labels.classes)
+
+
+def group_with_aim(
+    labels: LabelInfo, sizes: FloatArray, rates: FloatArray, aim: FloatArray, candidates: IntArray, past: Past
+) -> ClassBalance:
+    r"""Return an empty group whose QCID is the squared distance from the mix that ``aim`` describes.
+
+    With t the mix and u the balanced one, the counts become :math:`c_n - q_n (t - u)`. Their products are
+    :math:`S - a q^T - q a^T + k q q^T`, where a = ``aim`` has the products of all clients with t - u, and k is that of
+    t - u with itself.
+
+    Examples
+    --------
+    Two of three clients have class 0. One of them and the third are balanced, but only all three match the federation.
+
+    >>> counts, nothing = LabelCounts([[6, 0], [6, 0], [0, 6]]), Past(np.zeros(0, np.int64), np.zeros(0))
+    >>> sizes, even = np.full(3, 6.0), np.ones(3)
+    >>> group = group_with_aim(counts, sizes, even, aim_of(counts, sizes, even), np.arange(3), nothing)
+    >>> group.add(0)
+    >>> group.qcid_with_each(np.empty(3)).round(4)
+    array([   inf, 0.2222, 0.0556])
+    """
+    if isinstance(labels, LabelGram):
+        k = float(aim @ rates) / max(float(rates @ sizes), 1.0)
+        across = np.outer(aim, sizes)
+        gram = labels.gram - across - across.T + k * np.outer(sizes, sizes)
+        return group_of(LabelGram(gram, labels.classes), sizes, candidates, past)
+    clients, count = np.concatenate([candidates, past.clients]), len(candidates)  # only these rows are centred
+    size = sizes.take(clients)
+    rows = label_rows(labels).take(clients, axis=0) - np.outer(size, aim)
+    weights = past.weights
+    return FactorBalance(
+        rows[:count], size[:count], labels.classes, weights @ rows[count:], float(weights @ size[count:])
+    )
 
 
 def update_directions(
