@@ -56,7 +56,7 @@ _SIGNALS = {
 class BalanceState(Accounts):
     """What `balanced` remembers besides its accounts."""
 
-    aim: FloatArray  # the mix of classes that cohorts should have, as ``aim_of`` describes it
+    aim: FloatArray = dataclasses.field()  # the mix of classes that cohorts should have, as ``aim_of`` describes it
     rates: FloatArray = per_client()  # (N,) r_n
     recent: FloatArray = per_client()  # (N,) cohorts it recently delivered to, each weighted by powers of lambda
     seconds: FloatArray = per_client()  # (N,) mean of its last durations, 0 before the first
