@@ -56,13 +56,13 @@ _SIGNALS = {
 class BalanceState(Accounts):
     """What `balanced` remembers besides its accounts."""
 
-    aim: FloatArray = dataclasses.field()  # the mix of classes that cohorts should have, as ``aim_of`` describes it
     rates: FloatArray = per_client()  # (N,) r_n
     recent: FloatArray = per_client()  # (N,) cohorts it recently delivered to, each weighted by powers of lambda
     seconds: FloatArray = per_client()  # (N,) mean of its last durations, 0 before the first
     timed: FloatArray = per_client()  # (N,) number of durations
     seen: FloatArray = per_client()  # (N,) number of updates in its direction
     directions: FloatArray = per_client()  # (N, V) direction of its updates; V is 0 until one is seen
+    aim: FloatArray = dataclasses.field(default_factory=lambda: np.zeros(0))  # the mix of classes that is aimed at
 
 
 @register("balanced")
