@@ -451,6 +451,13 @@ def test_damaged_parts_and_checkpoints_are_named(tmp_path):
         load(out).rounds
 
 
+def test_a_checkpoint_is_decoded_once_when_an_experiment_continues(tmp_path, monkeypatch):
+    out, decoded, decode = tmp_path / "x", [], Checkpoint.from_bytes
+    assert run(out, stop_after=10) == "interrupted"
+    monkeypatch.setattr(Checkpoint, "from_bytes", lambda *data: decoded.append(data) or decode(*data))
+    assert run(out, resume=True) == "finished" and len(decoded) == 1
+
+
 def test_a_damaged_part_is_named_wherever_the_damage_is(whole, tmp_path):
     """Truncated, a flipped bit, other columns: never wrong numbers, and always our own error."""
     expected = repr(sorted_rows(whole, "rounds"))

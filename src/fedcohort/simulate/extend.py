@@ -66,7 +66,7 @@ def larger_experiment(
             hint="add seeds, rounds or selectors; an interrupted experiment continues with 'fedcohort run --resume'",
         )
     # A run that has not finished may start over, but a finished one without its model cannot be continued.
-    saved = {name for point in checkpoints.all_newest(out / "checkpoint").values() for name in point.facts["runs"]}
+    saved = {name for group in checkpoints.all_newest(out / "checkpoint").values() for name in group["runs"]}
     lost = [info.id for info in results.runs if info.rounds_done and info.id not in saved]
     if lost and results.status.get("state") == "finished":
         raise ResultsError(

@@ -117,7 +117,7 @@ class Simulation:
             except ResultsError as error:
                 log.warning("%s It will be rebuilt from the configuration and the checkpoints.", error.message)
         started_groups = checkpoints.all_newest(out / "checkpoint") if resume else {}
-        saved = {name: facts for point in started_groups.values() for name, facts in point.facts["runs"].items()}
+        saved = {name: facts for group in started_groups.values() for name, facts in group["runs"].items()}
         with memory_errors():
             self.prepared = prepare(
                 experiment,
@@ -125,7 +125,7 @@ class Simulation:
                 processes=processes,
                 known_federations={name: facts["federation"] for name, facts in saved.items()}
                 | {name: info.federation for name, info in before.items()},
-                started_groups={number: list(point.facts["runs"]) for number, point in started_groups.items()},
+                started_groups={number: list(group["runs"]) for number, group in started_groups.items()},
             )
         try_selectors(self.prepared, before)
         if options.get("allow_other_engine"):
@@ -412,9 +412,9 @@ class Simulation:
         # Rows may be ahead of the checkpoint if there was a crash after they were written.
         path = checkpoints.newest(self.out / "checkpoint", number)
         if path is not None:
-            point = checkpoints.load(path)
-            self.writer.forget({name: facts["round"] for name, facts in point.facts["runs"].items()})
-            return path.read_bytes()
+            runs = checkpoints.read_facts(path)["runs"]
+            self.writer.forget({name: facts["round"] for name, facts in runs.items()})
+            return path.read_bytes()  # the group decodes it, once, wherever it runs
         names = [self.experiment.plans[i].id for i in self.prepared.groups[number]]
         journals = [self.out / "journal" / f"{name}.sqlite" for name in names]
         if self.resumed or any(path.exists() for path in journals):  # or a process has died

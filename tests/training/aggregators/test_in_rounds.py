@@ -10,8 +10,7 @@ from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.runner import Simulation
-from fedcohort.simulate.store.checkpoint import by_round
-from fedcohort.simulate.store.checkpoint import load as load_checkpoint
+from fedcohort.simulate.store.checkpoint import Checkpoint, by_round
 from fedcohort.simulate.store.results import load
 from fedcohort.training.aggregators import AGGREGATORS
 from fedcohort.training.aggregators.distillation import confidences
@@ -57,7 +56,7 @@ def last_checkpoints(out):
     arrays = {}
     for group in range(len(list((out / "checkpoint").glob("group-*.npz")))):
         (path,) = by_round(out / "checkpoint", group).values()
-        arrays |= {f"{group}/{name}": value for name, value in load_checkpoint(path).arrays.items()}
+        arrays |= {f"{group}/{name}": value for name, value in Checkpoint.from_bytes(path.read_bytes()).arrays.items()}
     return arrays
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedcohort.core.archives import DAMAGE
 from fedcohort.core.arrays import AnyArray
-from fedcohort.core.files import read_file
+from fedcohort.core.files import open_file
 from fedcohort.simulate.store.results import ResultsError
 from fedcohort.simulate.store.writer import write_atomically
 
@@ -103,10 +103,10 @@ def newest(folder: Path, group: int) -> Path | None:
     return next(reversed(by_round(folder, group).values()), None)
 
 
-def all_newest(folder: Path) -> dict[int, Checkpoint]:
-    """Return the last checkpoint of each group that has one."""
+def all_newest(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return the facts of the last checkpoint of each group that has one."""
     numbers = sorted({int(match[1]) for path in folder.glob("*.npz") if (match := _NAME.fullmatch(path.name))})
-    return {number: load(path) for number in numbers if (path := newest(folder, number)) is not None}
+    return {number: read_facts(path) for number in numbers if (path := newest(folder, number)) is not None}
 
 
 def has_ended(folder: Path, group: int, rounds: Mapping[str, int]) -> bool:
@@ -119,7 +119,7 @@ def has_ended(folder: Path, group: int, rounds: Mapping[str, int]) -> bool:
     """
     path = newest(folder, group)
     return path is not None and not any(
-        has_rounds_left(run, rounds[name]) for name, run in load(path).facts["runs"].items()
+        has_rounds_left(run, rounds[name]) for name, run in read_facts(path)["runs"].items()
     )
 
 
@@ -128,10 +128,11 @@ def has_rounds_left(run: Mapping[str, Any], rounds: int) -> bool:
     return bool(run["state"] == "running" or (run["state"] == "finished" and run["round"] < rounds))
 
 
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint file."""
+def read_facts(path: Path) -> dict[str, Any]:
+    """Return a checkpoint's facts without its arrays, which may be gigabytes of models."""
     try:
-        data = read_file(path)
-    except OSError as error:
-        raise ResultsError(f"The checkpoint {path} cannot be read: {error.strerror or error}.") from error
-    return Checkpoint.from_bytes(data, str(path))
+        with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
+            facts: dict[str, Any] = json.loads(arrays["head.json"].tobytes())["facts"]
+            return facts
+    except (*DAMAGE, RecursionError) as error:
+        raise ResultsError(f"The checkpoint {path} is damaged or cannot be read: {error}.") from error
