@@ -32,7 +32,7 @@ class Loop:
         rng = np.random.default_rng(self.seed)
         counts = rng.integers(1, 40, (self.clients, 10)) if self.labels else None
         table = ClientTable(labels=LabelCounts(counts)) if self.labels else ClientTable(n=self.clients)
-        supplied = set(self.signals) if self.timed else set()
+        supplied = self.signals if self.timed else ()
         with Session("uniform", table, seed=self.seed, journal=self.path, signals=supplied, commit="manual") as session:
             for number in range(self.rounds):
                 there = np.ones(self.clients, bool) if self.online is None else self.online(self.clock[0], rng)

@@ -185,7 +185,7 @@ def _read(journal: Journal, path: Path, cohorts: Sequence[CohortRow], dropped: s
         midnight=0.0 if results is not None else -(cohorts[0].asked_at % 86400.0),
         curve=curve,
         metric=metric,
-        signals=frozenset(map(str, journal.meta().get("signals", ()))),
+        signals=frozenset(map(str, journal.meta().get("signals") or ())),  # None: the host has not said
         shadows=tuple(s.sentence() for s in account(journal, path.stem).shadows),
         remarks=tuple(remarks),
     )
