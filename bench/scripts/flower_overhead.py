@@ -44,6 +44,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.core.signals import Signal
+from fedcohort.hosts import Policy
 from fedcohort.hosts.flower import CohortStrategy
 from fedcohort.hosts.flower.wire import DESCRIBE
 from fedcohort.hosts.wire import RECORD, Description
@@ -155,7 +156,7 @@ TURN = 7  # rounds
 
 def strategy_of(selector: str, setting: str, folder: str, size: dict[str, Any]) -> CohortStrategy:
     journal = None if setting == "memory" else Path(folder) / "journal"
-    strategy = CohortStrategy(SELECTORS.create(selector), FedAvg(**size), journal=journal, wait_for=1)
+    strategy = CohortStrategy(SELECTORS.create(selector), FedAvg(**size), journal=journal, policy=Policy(wait_for=1))
     if setting == "journal":
         strategy.checkpoints = None
     return strategy

@@ -33,6 +33,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.fedavg import FedAvg as FlareFedAvg
 
 from fedcohort.core.signals import Signal
+from fedcohort.hosts import Policy
 from fedcohort.hosts.flare import CohortController
 from fedcohort.hosts.flare.wire import DESCRIBE
 from fedcohort.hosts.flower import CohortStrategy
@@ -124,7 +125,9 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 journal = Path(folder) / "journal.sqlite"
                 plain["Flower"] += on_flower(grid, FlowerFedAvg(**size), options.rounds)
-                strategy = CohortStrategy(options.selector, FlowerFedAvg(**size), journal=journal, wait_for=1)
+                strategy = CohortStrategy(
+                    options.selector, FlowerFedAvg(**size), journal=journal, policy=Policy(wait_for=1)
+                )
                 ours["Flower"] += on_flower(grid, strategy, options.rounds)
             with tempfile.TemporaryDirectory() as folder:
                 journal = Path(folder) / "journal.sqlite"
@@ -132,9 +135,8 @@ def main() -> int:
                 controller = CohortController(
                     options.selector,
                     num_rounds=options.rounds,
-                    cohort_size=cohort,
-                    wait_for=clients,
                     journal=str(journal),
+                    policy={"size": cohort, "wait_for": clients},
                 )
                 ours["FLARE"] += on_flare(clients, controller)
         for host in plain:

@@ -44,11 +44,13 @@ def new(
 
 _ROUNDS = {
     "strategy": "CohortStrategy",
-    "settings": "        cohort_size=plan.options.size,\n        filter=plan.filter,\n",
+    "settings": "        filter=plan.filter,\n",
+    "size": "            size=plan.options.size,\n",
     "run": "rounds = 10\ncohort = 4\n",
 }
 _FLOW = {
     "strategy": "AsyncCohortStrategy",
+    "size": "",
     "settings": "        busy=plan.options.size,\n        buffer=plan.options.buffer,\n"
     "        period=plan.options.period,\n        aggregator=plan.aggregator,\n",
     "run": 'mode = "async"\nrounds = 40  # global models\ncohort = 4  # clients at work at the same time\n'

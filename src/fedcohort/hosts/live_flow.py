@@ -167,7 +167,7 @@ class _FlowPlayer(Player):
             alone = bool(resting.any()) and not flow.at_work and bool((available == resting).all())
             available = self.silence.first_of(resting) if alone else available & ~resting
             query = flow.open(available)
-            count, wait_for = int(online.sum()), self.policy.wait_for
+            count, wait_for = int(online.sum()), self.policy.enough_online
             if flow.excluded or not available.any() or count < wait_for:
                 names = session.table.names_of
                 others, failures = names(np.flatnonzero(online & ~free)), names(np.flatnonzero(failed))

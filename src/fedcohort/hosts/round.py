@@ -66,6 +66,8 @@ class Policy:
     leave_out_slow : bool
         Whether an automatic deadline may leave out more than a fifth of the clients that ever answered, if models come
         faster without them. Then the clients that answer fastest can own the global model.
+    query_deadline : float, optional
+        Seconds that clients have to answer questions before the choice. Default: as ``deadline``.
     late : "discard" or "count"
         What happens to a valid model that arrives after its round was closed. It is recorded and left out, or it enters
         the average of the next round that closes, as an update of an older model (:class:`Late`).
@@ -74,13 +76,21 @@ class Policy:
         automatic deadline aims at rounds with at least this many. Default: 1, and automatic deadlines aim at half of
         ``size``, because rounds with one or two models learn badly.
     tries : int
-        How often a round is tried before the run ends with a :class:`RoundError`.
-    wait_for : int
-        How many clients must be online before a round.
+        How often a round is tried. A round without a model is tried with another cohort, without the clients that
+        failed if there are enough others; after this many tries, the run ends with a :class:`RoundError`. An
+        interrupted round is trained again; after this many interruptions, another cohort is chosen. A try does not
+        count if it finds a new client to leave out and others of its cohort sent valid models.
+    wait_for : int, optional
+        How many clients must be online before a round. Default: 1; on Flower, as many as the wrapped strategy wants.
     patience : float
         Longest time to wait for clients, in seconds.
-    early_stop : EarlyStop, optional
+    early_stop : EarlyStop or mapping, optional
         When a run ends because a metric of the global model no longer improves. Default: after its last round.
+    max_share : float, optional
+        Largest share of a model's weight that one client may have, whatever size it claims. Default: limited only by
+        the size it declared. A host of your own bounds the weights itself.
+    max_update_norm : float, optional
+        Longer updates are shortened to this Euclidean norm before they are used; only on Flower. Default: no limit.
     private : bool
         Whether noise for differential privacy is calibrated to exactly ``size`` models. Then no other number of models
         may be averaged.
@@ -90,12 +100,15 @@ class Policy:
     spares: int = 0
     deadline: float | Literal["auto"] | None = None
     leave_out_slow: bool = False
+    query_deadline: float | None = None
     late: Literal["discard", "count"] = "discard"
     min_replies: int | None = None
     tries: int = 3
-    wait_for: int = 1
+    wait_for: int | None = None
     patience: float = 600.0
     early_stop: EarlyStop | None = None
+    max_share: float | None = None
+    max_update_norm: float | None = None
     private: bool = False
 
     def __post_init__(self) -> None:
@@ -106,13 +119,18 @@ class Policy:
             "late": LATE_REPLIES,
             "min_replies": Optional(Interval(int, 0, None)),
             "tries": _COUNT,
-            "wait_for": _COUNT,
+            "wait_for": Optional(_COUNT),
             "patience": _SECONDS,
+            "query_deadline": Optional(_SECONDS),
+            "max_share": Optional(Interval(float, 0, 1, "right")),
+            "max_update_norm": Optional(_SECONDS),
         }
         if not callable(self.size):
             constraints["size"] = Optional(_COUNT)
         check_values(self, constraints)
-        if self.early_stop is not None and not isinstance(self.early_stop, EarlyStop):
+        if isinstance(self.early_stop, Mapping):  # in a job of FLARE, which is written as plain values
+            object.__setattr__(self, "early_stop", EarlyStop(**self.early_stop))
+        elif self.early_stop is not None and not isinstance(self.early_stop, EarlyStop):
             raise input_error("'early_stop'", "an EarlyStop", self.early_stop)
         if self.private and self.late == "count":
             raise ParameterError(
@@ -128,6 +146,11 @@ class Policy:
     def fixed_deadline(self) -> float | None:
         """The deadline if it is the same in every round, else None."""
         return None if self.deadline == "auto" else self.deadline
+
+    @property
+    def enough_online(self) -> int:
+        """How many clients must be online before a round."""
+        return self.wait_for or 1
 
     @property
     def fewest(self) -> int:
@@ -645,10 +668,10 @@ class Attempts:
         pending = bool(self.session.pending)
         # Privacy noise needs exactly `size` clients, but none if a cohort is already chosen and pending.
         needed = size if self.policy.private and size is not None and not pending else 1
-        if len(online) >= self.policy.wait_for and admitted >= needed:
+        if len(online) >= self.policy.enough_online and admitted >= needed:
             return free
         return Shortage(
-            len(online), self.policy.wait_for, admitted, needed, self.session.table.names_of(busy), excluded
+            len(online), self.policy.enough_online, admitted, needed, self.session.table.names_of(busy), excluded
         )
 
     def _without_failed(self, free: IntArray, online: IntArray, size: int | None) -> IntArray:

@@ -70,8 +70,8 @@ def run(change: Change, journal: Path, **settings: Any) -> Federation:
     names = [f"site-{k}" for k in range(1, 6)]
     federation = Federation({name: Counting() for name in names})
     federation.sites["site-3"] = Claiming(Counting(), change)
-    settings = {"wait_for": 4, "cohort_size": 2, "num_rounds": 2, "patience": 30.0, **settings}
-    federation.run(CohortController("fedcbs", journal=str(journal), **settings))
+    policy = {"wait_for": 4, "size": 2, "patience": 30.0}
+    federation.run(CohortController("fedcbs", journal=str(journal), **{"num_rounds": 2, "policy": policy, **settings}))
     return federation
 
 
@@ -88,7 +88,9 @@ def test_a_claim_binds_its_maker_only(claim: str, tmp_path: Path) -> None:
 def test_one_of_two_sites_does_not_say_how_many_classes_there_are(tmp_path: Path) -> None:
     federation = Federation({f"site-{k}": Counting() for k in (1, 2)})
     federation.sites["site-2"] = Claiming(Counting(), put(label_counts=[1] * 9_000, size=9_000))
-    controller = CohortController("fedcbs", journal=str(tmp_path / "j"), num_rounds=1, cohort_size=1, wait_for=1)
+    controller = CohortController(
+        "fedcbs", journal=str(tmp_path / "j"), num_rounds=1, policy={"size": 1, "wait_for": 1}
+    )
     federation.run(controller)
     with closing(read_journal(tmp_path / "j")) as record:
         assert record.table()[0].label_counts.shape == (1, 2)
@@ -100,7 +102,9 @@ def test_a_silent_site_does_not_end_a_run_whose_patience_is_short(tmp_path: Path
     federation.alive["site-5"] = False
     begun = time.monotonic()
     federation.run(
-        CohortController("uniform", journal=str(tmp_path / "j"), num_rounds=1, cohort_size=2, wait_for=3, patience=2.0)
+        CohortController(
+            "uniform", journal=str(tmp_path / "j"), num_rounds=1, policy={"size": 2, "wait_for": 3, "patience": 2.0}
+        )
     )
     assert not federation.panics and len(federation.persistor.saved) == 1
     assert time.monotonic() - begun < 12
@@ -115,7 +119,9 @@ def test_one_sites_metrics_do_not_take_away_those_of_the_others(sent: Any, tmp_p
             return found
 
     federation = Federation({"site-1": Pull(), "site-2": Pull(), "site-3": Odd()})
-    federation.run(CohortController("uniform", journal=str(tmp_path / "j"), num_rounds=1, cohort_size=3, wait_for=3))
+    federation.run(
+        CohortController("uniform", journal=str(tmp_path / "j"), num_rounds=1, policy={"size": 3, "wait_for": 3})
+    )
     assert not federation.panics and len(federation.persistor.saved) == 1
     with closing(read_journal(tmp_path / "j")) as record:
         assert record.metrics()[0] == {"train/accuracy": 0.5}

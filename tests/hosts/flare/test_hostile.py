@@ -97,11 +97,8 @@ def run(kinds: dict[str, Pull], journal: Path, rounds: int = 3, deadline: float 
             CohortController(
                 "uniform",
                 num_rounds=rounds,
-                wait_for=3,
-                deadline=deadline,
-                tries=2,
                 journal=str(journal),
-                max_share=0.5,
+                policy={"wait_for": 3, "deadline": deadline, "tries": 2, "max_share": 0.5},
             )
         )
     finally:
@@ -214,19 +211,23 @@ def test_a_site_that_could_not_describe_itself_is_asked_again(
     journal = tmp_path / "journal.sqlite"
     late = Starting()
     federation = Federation({"site-1": Pull(0.2), "site-2": Pull(0.2), "site-11": late})
-    federation.run(CohortController("uniform", num_rounds=15, wait_for=2, journal=str(journal)))
+    federation.run(CohortController("uniform", num_rounds=15, journal=str(journal), policy={"wait_for": 2}))
     found = statuses(journal)
     assert not federation.panics and late.asked >= 2 and found[14]["site-11"] == Status.OK
 
 
 def test_a_run_without_enough_sites_says_why(tmp_path: Path) -> None:
     federation = Federation({"site-1": Liar(), "site-2": Pull()})
-    federation.run(CohortController("uniform", num_rounds=1, wait_for=2, patience=0.5))
+    federation.run(CohortController("uniform", num_rounds=1, policy={"wait_for": 2, "patience": 0.5}))
     assert len(federation.panics) == 1 and "1 can take part" in federation.panics[0], federation.panics
 
 
 def test_rounds_that_bring_no_model_end_the_run_with_the_reasons(tmp_path: Path) -> None:
     journal = tmp_path / "journal.sqlite"
     federation = Federation({f"site-{k}": Replying(crash) for k in (1, 2)})
-    federation.run(CohortController("uniform", num_rounds=2, wait_for=2, tries=2, deadline=5.0, journal=str(journal)))
+    federation.run(
+        CohortController(
+            "uniform", num_rounds=2, journal=str(journal), policy={"wait_for": 2, "tries": 2, "deadline": 5.0}
+        )
+    )
     assert "no model in 2 tries" in federation.panics[0] and "EXECUTION_EXCEPTION" in federation.panics[0]

@@ -33,7 +33,10 @@ def run(journal: Path) -> Federation:
     federation = Federation({f"site-{k}": Pull(0.02) for k in range(1, 7)})
     federation.run(
         CohortController(
-            "active-fl", num_rounds=ROUNDS, cohort_size=3, wait_for=6, tries=60, deadline=60.0, journal=str(journal)
+            "active-fl",
+            num_rounds=ROUNDS,
+            journal=str(journal),
+            policy={"size": 3, "wait_for": 6, "tries": 60, "deadline": 60.0},
         )
     )
     return federation

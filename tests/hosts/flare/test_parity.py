@@ -111,11 +111,9 @@ def controller(task: Any, label: str, journal: Path, rounds: int = ROUNDS) -> Co
         selector.name,
         task.parameters(selector),
         num_rounds=rounds,
-        cohort_size=3,
         seed=7,
-        wait_for=SITES,
-        deadline=120.0,
         journal=str(journal),
+        policy={"size": 3, "wait_for": SITES, "deadline": 120.0},
     )
 
 

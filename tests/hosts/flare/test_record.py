@@ -25,13 +25,11 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
         CohortController(
             "active-fl",
             num_rounds=4,
-            cohort_size=3,
-            wait_for=5,
-            deadline=20.0,
             journal=str(path),
             audit=True,
             shadows={"uniform": "uniform"},
             rules={"min_separation": 1},
+            policy={"size": 3, "wait_for": 5, "deadline": 20.0},
         )
     )
     assert not federation.panics

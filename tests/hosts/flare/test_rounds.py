@@ -41,7 +41,7 @@ def statuses(journal: Path) -> dict[int, dict[str, Status]]:
 
 def test_rounds_move_the_model_and_are_on_record(tmp_path: Path) -> None:
     federation, journal = Federation(sites()), tmp_path / "journal.sqlite"
-    federation.run(CohortController("uniform", num_rounds=4, cohort_size=3, wait_for=5, journal=str(journal)))
+    federation.run(CohortController("uniform", num_rounds=4, journal=str(journal), policy={"size": 3, "wait_for": 5}))
     assert not federation.panics and len(federation.persistor.saved) == 4
     expected = np.zeros(3, np.float32)
     for chosen, saved in zip(cohorts(journal), federation.persistor.saved, strict=True):
@@ -57,7 +57,9 @@ def test_a_selector_gets_its_answers(tmp_path: Path) -> None:
     """Power of choice picks the two sites whose number is farthest from the model."""
     federation, journal = Federation(sites()), tmp_path / "journal.sqlite"
     federation.run(
-        CohortController("power-of-choice", {"d": 5}, num_rounds=3, cohort_size=2, wait_for=5, journal=str(journal))
+        CohortController(
+            "power-of-choice", {"d": 5}, num_rounds=3, journal=str(journal), policy={"size": 2, "wait_for": 5}
+        )
     )
     models = [np.zeros(3), *(saved["w"] for saved in federation.persistor.saved)]
     for chosen, model in zip(cohorts(journal), models, strict=False):
@@ -80,7 +82,7 @@ def test_a_site_reports_what_only_it_knows(tmp_path: Path) -> None:
 
     federation, journal = Federation({f"site-{k}": Warm() for k in range(1, 4)}), tmp_path / "journal.sqlite"
     selector = f"{own_signals.__file__}:Gentle"
-    federation.run(CohortController(selector, num_rounds=1, wait_for=3, journal=str(journal)))
+    federation.run(CohortController(selector, num_rounds=1, journal=str(journal), policy={"wait_for": 3}))
     assert not federation.panics
     record = read_journal(journal)
     found = {record.table()[0].name(reply.client): reply.metrics for reply in record.replies(0)}
@@ -103,7 +105,7 @@ def test_an_aggregator_of_the_job_is_used(tmp_path: Path) -> None:
             return max(self.models, key=lambda model: float(model.params["w"][0]))
 
     federation = Federation(sites(3), largest=Largest())
-    federation.run(CohortController("uniform", num_rounds=1, wait_for=3, aggregator_id="largest"))
+    federation.run(CohortController("uniform", num_rounds=1, aggregator_id="largest", policy={"wait_for": 3}))
     np.testing.assert_allclose(federation.persistor.saved[-1]["w"], 1.5)
 
 
@@ -114,7 +116,9 @@ def test_a_deadline_closes_a_round_and_the_late_site_is_asked_last(tmp_path: Pat
         tmp_path / "journal.sqlite",
     )
     federation.run(
-        CohortController("uniform", num_rounds=8, cohort_size=4, wait_for=4, deadline=0.6, journal=str(journal))
+        CohortController(
+            "uniform", num_rounds=8, journal=str(journal), policy={"size": 4, "wait_for": 4, "deadline": 0.6}
+        )
     )
     assert not federation.panics
     chosen = cohorts(journal)
@@ -129,7 +133,9 @@ def test_an_automatic_deadline_leaves_a_slow_site_behind(tmp_path: Path) -> None
         tmp_path / "journal.sqlite",
     )
     federation.run(
-        CohortController("uniform", num_rounds=5, cohort_size=4, wait_for=4, deadline="auto", journal=str(journal))
+        CohortController(
+            "uniform", num_rounds=5, journal=str(journal), policy={"size": 4, "wait_for": 4, "deadline": "auto"}
+        )
     )
     assert not federation.panics and statuses(journal)[0]["site-4"] != Status.OK
     record = read_journal(journal)
@@ -160,7 +166,11 @@ def test_a_late_model_is_an_update_of_the_next_round_if_it_is_to_count(
     (tmp_path / "own.py").write_text(WEIGHING)
     monkeypatch.chdir(tmp_path)
     federation, journal = Federation(sites(3, site_1=0.4, site_2=0.4, site_3=1.0)), tmp_path / "journal.sqlite"
-    federation.run(CohortController(selector, num_rounds=2, wait_for=3, deadline=0.8, late=late, journal=str(journal)))
+    federation.run(
+        CohortController(
+            selector, num_rounds=2, journal=str(journal), policy={"wait_for": 3, "deadline": 0.8, "late": late}
+        )
+    )
     assert not federation.panics
     first, second = (saved["w"] for saved in federation.persistor.saved)
     one, two, three = (1.0, 1.0, 1.0) if selector == "all" else (1.0, 3.0, 5.0)
@@ -174,7 +184,9 @@ def test_a_late_model_is_an_update_of_the_next_round_if_it_is_to_count(
 
 def test_with_spares_the_first_models_are_enough(tmp_path: Path) -> None:
     federation, journal = Federation(sites(4, site_1=0.8)), tmp_path / "journal.sqlite"
-    federation.run(CohortController("uniform", num_rounds=1, cohort_size=3, spares=1, wait_for=4, journal=str(journal)))
+    federation.run(
+        CohortController("uniform", num_rounds=1, journal=str(journal), policy={"size": 3, "spares": 1, "wait_for": 4})
+    )
     found = statuses(journal)[0]
     assert [name for name, status in found.items() if status == Status.OK] == ["site-2", "site-3", "site-4"]
 
@@ -183,7 +195,7 @@ def test_rules_decide_before_the_selector(tmp_path: Path) -> None:
     federation, journal = Federation(sites(6)), tmp_path / "journal.sqlite"
     rules = {"eligible": "even == True", "blocked": ["site-6"]}
     federation.run(
-        CohortController("uniform", num_rounds=3, cohort_size=2, wait_for=6, rules=rules, journal=str(journal))
+        CohortController("uniform", num_rounds=3, rules=rules, journal=str(journal), policy={"size": 2, "wait_for": 6})
     )
     assert {name for chosen in cohorts(journal) for name in chosen} == {"site-2", "site-4"}
 
@@ -195,10 +207,9 @@ def test_a_site_that_works_for_another_run_is_no_candidate(tmp_path: Path) -> No
         CohortController(
             "uniform",
             num_rounds=3,
-            cohort_size=3,
-            wait_for=3,
             journal=str(journal),
             leases=str(tmp_path / "leases.sqlite"),
+            policy={"size": 3, "wait_for": 3},
         )
     )
     assert not federation.panics
@@ -211,7 +222,9 @@ def test_a_journal_is_continued(tmp_path: Path) -> None:
     def play(journal: Path, rounds: int) -> Federation:
         federation = Federation(sites())
         federation.run(
-            CohortController("active-fl", num_rounds=rounds, cohort_size=2, wait_for=5, journal=str(journal), seed=3)
+            CohortController(
+                "active-fl", num_rounds=rounds, journal=str(journal), seed=3, policy={"size": 2, "wait_for": 5}
+            )
         )
         return federation
 
@@ -228,8 +241,8 @@ def test_an_operators_order_outlasts_a_restart(tmp_path: Path) -> None:
 
     def play(rounds: int) -> list[list[str]]:
         federation = Federation(sites())
-        settings = {"num_rounds": rounds, "cohort_size": 2, "wait_for": 5, "rules": {"blocked": ["site-5"]}}
-        federation.run(CohortController("uniform", journal=str(journal), **settings))
+        policy, rules = {"size": 2, "wait_for": 5}, {"blocked": ["site-5"]}
+        federation.run(CohortController("uniform", journal=str(journal), num_rounds=rounds, policy=policy, rules=rules))
         assert not federation.panics
         return cohorts(journal)
 
@@ -247,7 +260,7 @@ def test_without_a_deadline_a_site_that_is_gone_is_not_waited_for(tmp_path: Path
             federation.engine.hidden.add("site-2")
 
     federation.before_submission = leave
-    federation.run(CohortController("uniform", num_rounds=3, wait_for=3, journal=str(journal)))
+    federation.run(CohortController("uniform", num_rounds=3, journal=str(journal), policy={"wait_for": 3}))
     assert not federation.panics
     first, *rest = cohorts(journal)
     assert "site-2" in first and len(rest) == 2 and not any("site-2" in chosen for chosen in rest)
@@ -258,7 +271,7 @@ def test_a_site_that_joins_later_is_welcome(tmp_path: Path) -> None:
     federation, journal = Federation(sites(4)), tmp_path / "journal.sqlite"
     federation.engine.hidden = {"site-4"}
     federation.before_submission = lambda site, task: federation.engine.hidden.clear() if task == "train" else None
-    federation.run(CohortController("uniform", num_rounds=4, wait_for=3, journal=str(journal)))
+    federation.run(CohortController("uniform", num_rounds=4, journal=str(journal), policy={"wait_for": 3}))
     chosen = cohorts(journal)
     assert "site-4" not in chosen[0] and "site-4" in chosen[-1]
 
@@ -267,7 +280,7 @@ def test_a_site_that_joins_later_is_welcome(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"selector": "nobody"}, "nobody"),
-        ({"selector": "uniform", "cohort_size": 0}, "size"),
+        ({"selector": "uniform", "policy": {"size": 0}}, "size"),
         ({"selector": "uniform", "filter": "fedca"}, "data at the server"),
         ({"selector": "uniform", "rules": {"eligible": "("}}, "never closed"),
     ],
@@ -283,10 +296,12 @@ def test_a_run_ends_early_on_a_metric_and_stays_ended(tmp_path: Path) -> None:
     for rounds in (30, 40):
         federation = Federation(sites())
         federation.run(
-            CohortController(num_rounds=rounds, cohort_size=3, wait_for=5, journal=str(journal), early_stop=rule)
+            CohortController(
+                num_rounds=rounds, journal=str(journal), policy={"size": 3, "wait_for": 5, "early_stop": rule}
+            )
         )
         assert not federation.panics and len(cohorts(journal)) == 4
     with closing(read_journal(journal)) as record:
         assert "train/accuracy has not improved in 3 models" in record.events("ended")[-1]["reason"]
     with pytest.raises(FedcohortError, match="models"):
-        CohortController(early_stop={"metric": "train/accuracy", "models": 0})
+        CohortController(policy={"early_stop": {"metric": "train/accuracy", "models": 0}})

@@ -6,7 +6,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcohort.core.signals import Signal
+from fedcohort.hosts import Policy
 from fedcohort.hosts.flower import Answers, CohortStrategy, Facts, cohort_client
 
 
@@ -229,6 +230,13 @@ def gradient(arrays: ArrayRecord, context: Context) -> Any:
 ANSWERS = Answers(facts=facts, losses=losses, signals=frozenset({Signal.LOSS}), gradient=gradient)
 
 
+def with_policy(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which the fields of the policy, which tests write beside the others, are one."""
+    names = {field.name for field in fields(Policy)} | {"cohort_size"}
+    policy = {"size" if key == "cohort_size" else key: settings[key] for key in names & settings.keys()}
+    return {**{key: value for key, value in settings.items() if key not in names}, "policy": Policy(**policy)}
+
+
 @dataclass
 class Fleet:
     """A grid with named nodes and strategies on its clock."""
@@ -247,7 +255,7 @@ class Fleet:
             self.grid.add(self.node(number))
 
     def strategy(self, *args: Any, **kwargs: Any) -> CohortStrategy:
-        strategy = CohortStrategy(*args, **kwargs)
+        strategy = CohortStrategy(*args, **with_policy(kwargs))
         strategy.clock, strategy.sleep = self.clock, self.clock.sleep
         return strategy
 

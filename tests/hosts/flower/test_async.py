@@ -25,6 +25,7 @@ from fedcohort.cli.app import app as cli
 from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import SELECTORS, Status
 from fedcohort.core.signals import Signal
+from fedcohort.hosts import Policy
 from fedcohort.hosts.flow import batch_seed
 from fedcohort.hosts.flower import (
     Answers,
@@ -48,7 +49,7 @@ from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.training.aggregators import FedAsync, FedBuff, Members, Mix, WeightedSum
 from tests.experiments import run_experiment
 
-from .conftest import ANSWERS, Clock, FakeGrid, Fleet, Node, client_app, model, step
+from .conftest import ANSWERS, Clock, FakeGrid, Fleet, Node, client_app, model, step, with_policy
 from .test_parity import imported, run_in_process, write_app
 
 SEED = 3
@@ -75,7 +76,7 @@ def quiet(*_: Any) -> None:
 
 
 def asynchronous(fleet: Fleet, *arguments: Any, **settings: Any) -> AsyncCohortStrategy:
-    made = AsyncCohortStrategy(*arguments, **{"seed": SEED, **settings})
+    made = AsyncCohortStrategy(*arguments, **{"seed": SEED, **with_policy(settings)})
     made.clock, made.sleep = fleet.clock, fleet.clock.sleep
     return made
 
@@ -643,7 +644,7 @@ def test_no_client_has_more_than_its_share_of_a_model(
 def test_a_share_that_cannot_hold_is_refused_or_waits(tmp_path: Path) -> None:
     for buffer in (1, 3):
         with pytest.raises(ParameterError, match="answers of 4 clients"):
-            AsyncCohortStrategy("uniform", busy=3, buffer=buffer, max_share=0.25)
+            AsyncCohortStrategy("uniform", busy=3, buffer=buffer, policy=Policy(max_share=0.25))
     fleet = numbered(3, Fleet())
     strategy = asynchronous(fleet, "uniform", busy=3, buffer=4, max_share=0.25, patience=50.0)
     with pytest.raises(FederationTimeoutError, match="for 4 clients"):
@@ -684,9 +685,9 @@ def test_rules_names_and_leases_hold(tmp_path: Path) -> None:
     ("arguments", "settings", "words"),
     [
         (("oort",), {}, "cannot choose one client at a time"),
-        (("uniform",), {"cohort_size": 3}, "'cohort_size'"),
+        (("uniform",), {"cohort_size": 3}, "'size'"),
         (("uniform",), {"spares": 1}, "'spares'"),
-        (("uniform",), {"filter": "cmfl"}, "'filter'"),
+        (("uniform",), {"filter": "cmfl"}, "Filters"),
         (("uniform",), {"aggregator": "scaffold"}, "must be 'fedbuff', 'fedasync' or 'fedavg-stale'"),
         (("uniform",), {"aggregator": "fedavg"}, "discounts stale models. Got 'fedavg'"),
         (("uniform",), {"busy": 0}, "FlowPolicy must be"),
@@ -696,7 +697,7 @@ def test_rules_names_and_leases_hold(tmp_path: Path) -> None:
 )
 def test_what_needs_rounds_is_refused(arguments: Any, settings: Any, words: str) -> None:
     with pytest.raises((ParameterError, InputError), match=words):
-        AsyncCohortStrategy(*arguments, **{"busy": 2, **settings})
+        AsyncCohortStrategy(*arguments, **{"busy": 2, **with_policy(settings)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.journal import is_blank, read_journal
 
 from .loopback import Service, free_ports
-from .test_deployment import certificates
+from .test_deployment import certificates, node_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 DOCS = Path(__file__).parents[3] / "docs"
@@ -107,10 +107,8 @@ def test_trying_it_on_one_machine(machine: Any) -> None:
 
 
 def test_tls_and_node_authentication(machine: Any) -> None:
-    made = certificates(machine.home / "made")
-    for there, name in ((made.authority, "ca.crt"), (made.certificate, "server.pem"), (made.key, "server.key")):
-        (machine.home / name).write_bytes(there.read_bytes())
-    assert machine.call('ssh-keygen -q -t ecdsa -b 384 -N "" -f clinic-north').returncode == 0
+    certificates(machine.home)  # ca.crt, server.pem and server.key
+    node_key(machine.home, "clinic-north")
     connections(machine.home, **{"/home/me/keys": str(machine.home)})
     superlink, register, supernode = commands("flower.md", "TLS and node authentication")
     link = machine.start(superlink)
@@ -127,6 +125,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+from fedcohort.hosts import Policy
 from fedcohort.hosts.flower import CohortStrategy
 
 app = ServerApp()
@@ -135,7 +134,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     strategy = CohortStrategy(
         "power-of-choice", strategy=FedAvg(fraction_evaluate=0.0), journal=context.run_config["journal"], seed=3,
-        cohort_size=2, wait_for=4, deadline=900.0, patience=900.0, shadows={"fedcor": "uniform"},
+        policy=Policy(size=2, wait_for=4, deadline=900.0, patience=900.0), shadows={"fedcor": "uniform"},
     )
     strategy.start(grid, ArrayRecord([np.zeros((2, 3))]), num_rounds=1000)
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ from fedcohort.core.protocol import (
     Status,
 )
 from fedcohort.core.signals import Signal
+from fedcohort.hosts import Policy
 from fedcohort.hosts.flower import (
     CohortStrategy,
     FederationTimeoutError,
@@ -157,7 +159,7 @@ def test_names_survive_a_new_node_id(fleet: Any, kit: Any, tmp_path: Path) -> No
         fleet.grid.add(fleet.node(2))
 
     fleet.clock.at.append((5.0, restart))
-    strategy.deadline = 10.0
+    strategy.policy = dataclasses.replace(strategy.policy, deadline=10.0)
     strategy.start(fleet.grid, kit.model(), num_rounds=8)
     with Session.open(tmp_path / "j") as session:
         assert session.table.names == tuple(f"client-{i}" for i in range(6))
@@ -275,7 +277,7 @@ def test_a_late_model_is_an_update_of_the_next_round_if_it_is_to_count(
 
 def test_late_models_cannot_count_where_a_round_is_judged_as_a_whole() -> None:
     with pytest.raises(ParameterError, match=r"'late'.*a filter compares"):
-        CohortStrategy("uniform", filter="cmfl", late="count")
+        CohortStrategy("uniform", filter="cmfl", policy=Policy(late="count"))
 
 
 def test_a_dead_node_never_stops_a_round(fleet: Any, kit: Any, tmp_path: Path) -> None:
@@ -582,10 +584,10 @@ def test_a_selector_can_end_the_run(fleet: Any, kit: Any) -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ParameterError, match="'cohort_size' parameter of CohortStrategy must be None or an integer"):
-        CohortStrategy("uniform", cohort_size=0)
+    with pytest.raises(ParameterError, match="'size' parameter of Policy must be None or an integer"):
+        CohortStrategy("uniform", policy=Policy(size=0))
     with pytest.raises(ParameterError, match="'deadline'"):
-        CohortStrategy("uniform", deadline=0.0)
+        CohortStrategy("uniform", policy=Policy(deadline=0.0))
     with pytest.raises(ParameterError, match="fraction_train=0"):
         CohortStrategy("uniform", FedAvg(fraction_train=0.0))
     with pytest.raises(ParameterError, match="cannot wrap another"):

@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -28,7 +28,6 @@ from fedcohort.core.signals import OnServer, Signal
 from fedcohort.core.text import shorten
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.checkpoint import CheckpointFiles
-from fedcohort.hosts.early_stop import EarlyStop
 from fedcohort.hosts.flare.host import Aborted, FlareHost, TaskMessage
 from fedcohort.hosts.flare.replies import arrays_of
 from fedcohort.hosts.flare.sites import Sites
@@ -72,22 +71,13 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         The selector's parameters.
     num_rounds : int
         Number of rounds, including those of earlier jobs with the same journal.
-    cohort_size : int, optional
-        How many models a round needs. Default: one from every site.
     journal : str, optional
         An absolute path at the server for the record of the run. An existing journal is continued. Default: in memory
         only.
     seed : int
         Seed of the selection.
-    spares, deadline, leave_out_slow, late, min_replies, tries, wait_for, patience
-        As in :class:`~fedcohort.hosts.round.Policy`.
-    early_stop : dict, optional
-        Ends the run when a metric no longer improves: the arguments of :class:`~fedcohort.hosts.EarlyStop`, such
-        as ``{"metric": "train/accuracy", "models": 20, "min_improvement": 0.001}``.
-    query_deadline : float, optional
-        Seconds that sites have to answer questions before the choice. Default: the ``deadline``.
-    max_share : float, optional
-        Largest share of a round's weight that one site may have.
+    policy : dict, optional
+        How rounds run: fields of :class:`~fedcohort.hosts.Policy`, such as ``{"size": 4, "deadline": 60.0}``.
     classes : int, optional
         Number of classes. Default: as many as at least two sites, and more than a fifth of all, name.
     filter : str, optional
@@ -118,20 +108,9 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         selector_params: dict[str, Any] | None = None,
         *,
         num_rounds: int = 5,
-        cohort_size: int | None = None,
         journal: str | None = None,
         seed: int = 0,
-        spares: int = 0,
-        deadline: float | Literal["auto"] | None = None,
-        leave_out_slow: bool = False,
-        late: Literal["discard", "count"] = "discard",
-        query_deadline: float | None = None,
-        wait_for: int = 1,
-        patience: float = 600.0,
-        tries: int = 3,
-        early_stop: dict[str, Any] | None = None,
-        min_replies: int | None = None,
-        max_share: float | None = None,
+        policy: dict[str, Any] | None = None,
         classes: int | None = None,
         filter: str | None = None,
         rules: dict[str, Any] | None = None,
@@ -147,20 +126,9 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self.selector = selector
         self.selector_params = selector_params
         self.num_rounds = num_rounds
-        self.cohort_size = cohort_size
         self.journal = journal
         self.seed = seed
-        self.spares = spares
-        self.deadline = deadline
-        self.leave_out_slow = leave_out_slow
-        self.late = late
-        self.query_deadline = query_deadline
-        self.wait_for = wait_for
-        self.patience = patience
-        self.tries = tries
-        self.early_stop = early_stop
-        self.min_replies = min_replies
-        self.max_share = max_share
+        self.policy = policy
         self.classes = classes
         self.filter = filter
         self.rules = rules
@@ -180,19 +148,8 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self._shadows = {label: SELECTORS.create(name) for label, name in (shadows or {}).items()}
         self._rules = None if rules is None else Rules(**rules)
         self.filter_ = self._make_filter()
-        self._policy = Policy(
-            size=cohort_size,
-            spares=spares,
-            deadline=deadline,
-            leave_out_slow=leave_out_slow,
-            late=late,
-            min_replies=min_replies,
-            tries=tries,
-            wait_for=wait_for,
-            patience=patience,
-            early_stop=None if early_stop is None else EarlyStop(**early_stop),
-        )
-        if late == "count" and not isinstance(self.filter_, KeepAll):
+        self._policy = Policy(**(policy or {}))
+        if self._policy.late == "count" and not isinstance(self.filter_, KeepAll):
             raise ParameterError(
                 f"The 'late' parameter must be 'discard' with the filter {self.filter_.name!r}, which compares the "
                 "models of a round. Got 'count'."

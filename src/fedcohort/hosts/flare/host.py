@@ -217,7 +217,7 @@ class FlareHost(Host):
             self.look()
             self._arrivals(self.now() + _SLICE)
             now, fit = self.now(), len(self.sites.fit())
-            if fit >= self.policy.wait_for:
+            if fit >= self.policy.enough_online:
                 enough_since = enough_since or now
                 # A site that does not answer delays the run for a while, but cannot end it.
                 if not self.sites.unknown() or now - enough_since > _SETTLE or now - begun > self.policy.patience:
@@ -225,7 +225,7 @@ class FlareHost(Host):
             if now - begun > self.policy.patience:
                 absent = "; ".join(self.sites.absent())
                 raise FederationTimeoutError(
-                    f"Waited {self.policy.patience:g} s for {self.policy.wait_for} sites; {fit} can take part"
+                    f"Waited {self.policy.patience:g} s for {self.policy.enough_online} sites; {fit} can take part"
                     f"{': ' if absent else '.'}{absent}",
                     hint="connect more sites, give them the answers they lack, lower wait_for, or raise patience",
                 )
@@ -372,7 +372,7 @@ class FlareHost(Host):
     def _bound_weights(self, replies: Sequence[CheckedResult]) -> tuple[dict[str, float], dict[str, str]]:
         """Return the weights of valid replies by site, and the reason for each that was lowered."""
         sizes = {name: description.size for name, description in self.sites.described.items()}
-        return bounded_weights({reply.name: reply.weight for reply in replies}, sizes, self.controller.max_share)
+        return bounded_weights({reply.name: reply.weight for reply in replies}, sizes, self.policy.max_share)
 
     def _aggregate(self, chosen: Sequence[CheckedResult], weights: Mapping[str, float]) -> tuple[str, dict[str, str]]:
         """Let FLARE aggregate; return the error, if any, and by site why its model cannot be aggregated.
@@ -447,9 +447,7 @@ class FlareHost(Host):
         answers: Mapping[str, Arrival] = {}
         if connected:
             task_message = self._post(LOSSES, connected, params, question(signals), current_round=self._running.round)
-            answers = self._exchange(
-                task_message, connected, self.controller.query_deadline or self.policy.fixed_deadline
-            )
+            answers = self._exchange(task_message, connected, self.policy.query_deadline or self.policy.fixed_deadline)
         reports = {
             name: arrival.problem if arrival.result is None else record_of(arrival.result)
             for name, arrival in answers.items()

@@ -22,15 +22,15 @@ from fedcohort.hosts.flow import FlowPolicy
 from fedcohort.hosts.flower.flow_host import FlowerFlowHost
 from fedcohort.hosts.flower.strategy import CohortStrategy, create_part
 from fedcohort.hosts.flower.wrapped_strategy import changes_shape, check_strategy, private_cohort_size
+from fedcohort.hosts.round import Policy
 from fedcohort.session.validation import check_one_at_a_time
 from fedcohort.training.aggregators import AGGREGATORS, Aggregator, FedAvgStale, WeightedSum
 
 log = logging.getLogger("flwr.fedcohort")
 _OF_ROUNDS = {
-    "cohort_size": "pass busy, the number of clients at work",
+    "size": "pass busy, the number of clients at work",
     "spares": "a client that fails is replaced at once",
     "min_replies": "pass buffer, the number of answers that make a model",
-    "filter": "filters compare the models of a round",
     "leave_out_slow": "each client has a deadline of its own",
     "late": "an answer counts whenever it comes within the deadline, by its staleness",
 }
@@ -61,9 +61,10 @@ class AsyncCohortStrategy(CohortStrategy):
         How much each answer counts, given its staleness: ``fedbuff``, ``fedasync``, ``fedavg-stale``, or your own
         weighted sum with ``discounts_staleness = True``. What its weights lack to 1 is the share of the old model.
     **settings
-        As in :class:`CohortStrategy`, except ``cohort_size``, ``spares``, ``late``, ``min_replies`` and ``filter``,
-        which only make sense for rounds. ``deadline`` is the time one client has before another takes its place;
-        with ``"auto"`` it follows, for each client, from how long it and others have taken.
+        As in :class:`CohortStrategy`, except ``filter`` and the policy's ``size``, ``spares``, ``late``,
+        ``leave_out_slow`` and ``min_replies``, which only make sense for rounds. Its ``deadline`` is the time one
+        client has before another takes its place; with ``"auto"`` it follows, for each client, from how long it and
+        others have taken.
     """
 
     asynchronous = True
@@ -80,9 +81,8 @@ class AsyncCohortStrategy(CohortStrategy):
         aggregator: Aggregator | str = "fedbuff",
         **settings: Any,
     ) -> None:
-        for name, hint in _OF_ROUNDS.items():
-            if name in settings:
-                raise ParameterError(f"The {name!r} parameter is about rounds, and there are none.", hint=hint)
+        if "filter" in settings:
+            raise ParameterError("Filters compare the models of a round, and there are none.", hint="leave it out")
         self.flow = FlowPolicy(busy, buffer, period, max_answers)
         created = create_part("aggregator", aggregator, Aggregator, AGGREGATORS)
         if not isinstance(created, WeightedSum) or not created.discounts_staleness:
@@ -101,14 +101,19 @@ class AsyncCohortStrategy(CohortStrategy):
                     "average updates of older models.",
                     hint="use CohortStrategy, which runs rounds",
                 )
+        super().__init__(selector, strategy, **settings)
+        for name, hint in _OF_ROUNDS.items():
+            if getattr(self.policy, name) != getattr(Policy(), name):
+                raise ParameterError(f"The policy's {name!r} is about rounds, and there are none.", hint=hint)
         # For rules and for the wrapped strategy, a cohort is the clients that work at the same time.
-        super().__init__(selector, strategy, cohort_size=busy, **settings)
+        self.policy = dataclasses.replace(self.policy, size=busy)
         # With fewer clients in a model, one of them would have more than its share.
-        min_clients = 1 if self.max_share is None else math.ceil(1 / self.max_share)
+        min_clients = 1 if self.policy.max_share is None else math.ceil(1 / self.policy.max_share)
         self.flow = dataclasses.replace(self.flow, min_clients=min_clients)
         if period is None and buffer < min_clients:
+            share = self.policy.max_share
             raise ParameterError(
-                f"max_share={self.max_share:g} needs answers of {min_clients} clients in a model. Got buffer={buffer}.",
+                f"max_share={share} needs answers of {min_clients} clients in a model. Got buffer={buffer}.",
                 hint=f"pass buffer={min_clients} or more, or a larger max_share",
             )
         check_one_at_a_time(True, self.selector)

@@ -51,7 +51,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
     def __init__(self, settings: AsyncCohortStrategy, *arguments: Any, **options: Any) -> None:
         super().__init__(settings, *arguments, **options)
         # With fewer clients, no model could keep to `max_share`.
-        self.policy = replace(self.policy, wait_for=max(self.policy.wait_for, settings.flow.min_clients))
+        self.policy = replace(self.policy, wait_for=max(self.policy.enough_online, settings.flow.min_clients))
         store = settings.checkpoints
         self._files = None if store is None else AnswerFiles(store.folder)
         self._common_outbox = self._outbox()
@@ -179,12 +179,12 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         aggregator = self.settings.aggregator
         mix = fitting(aggregator.mix(members), Mix, members)
         weights = dict(zip((answer.ticket for answer, _, _ in valid), mix.weights.tolist(), strict=True))
-        if self.settings.max_share is not None:
+        if self.policy.max_share is not None:
             clients = {ticket: self._answers[ticket].reply.name for ticket in weights}
             counting = {clients[ticket] for ticket, weight in weights.items() if weight > 0}
             if len(counting) < self.settings.flow.min_clients:
                 return Average(error=f"{len(counting)} valid clients are too few for max_share")
-            weights, lowered = bounded_shares(weights, clients, self.settings.max_share)
+            weights, lowered = bounded_shares(weights, clients, self.policy.max_share)
             for name, why in lowered.items():
                 corrections.setdefault(name, []).append(why)
         # The strategy divides by this sum, so updates are multiplied by it.

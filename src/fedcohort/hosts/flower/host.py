@@ -44,7 +44,6 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     keys,
     levels,
     min_clients,
-    private_cohort_size,
     sample_size,
     strategy_copy,
 )
@@ -53,7 +52,7 @@ from fedcohort.hosts.live import Aggregation, Host, Online, play
 from fedcohort.hosts.measures import Measures, is_statistic
 from fedcohort.hosts.orders import Order
 from fedcohort.hosts.questions import try_out
-from fedcohort.hosts.round import Late, Policy, Reply, Round, Shortage
+from fedcohort.hosts.round import Late, Reply, Round, Shortage
 from fedcohort.hosts.run_record import CHECKPOINT
 from fedcohort.hosts.wire import plain, question
 from fedcohort.journal.events import CORRECTED
@@ -103,21 +102,15 @@ class FlowerHost(Host):
         self._initial_config = dict(train_config)
         self._config_before = self._initial_config  # before the open round was configured
         self.levels = levels(self.inner)
+        given = settings.policy
         # With an automatic deadline, messages live as long as without one, so that late answers show who is slow.
-        deadline = settings.deadline if isinstance(settings.deadline, int | float) else timeout
-        self.query_deadline = settings.query_deadline or deadline
-        self.policy = Policy(
+        deadline = given.fixed_deadline or timeout
+        self.query_deadline = given.query_deadline or deadline
+        self.policy = replace(
+            given,
             size=self._size,
-            spares=settings.spares,
-            deadline="auto" if settings.deadline == "auto" else deadline,
-            leave_out_slow=settings.leave_out_slow,
-            late=settings.late,
-            min_replies=settings.min_replies,
-            tries=settings.tries,
-            wait_for=max(settings.wait_for or min_clients(self.inner), 1),
-            patience=settings.patience,
-            early_stop=settings.early_stop,
-            private=private_cohort_size(self.inner) is not None,
+            deadline="auto" if given.deadline == "auto" else deadline,
+            wait_for=given.wait_for or max(min_clients(self.inner), 1),
         )
         self.memory = StrategyState(self.inner)
         self.weight_key, _ = keys(self.inner)
@@ -128,7 +121,7 @@ class FlowerHost(Host):
         self.population = Population(
             grid,
             settings.selector.requires | self.shadow_facts,
-            patience=settings.patience,
+            patience=given.patience,
             labels=settings.labels,
             describe_every=settings.describe_every,
             classes=settings.classes,
@@ -139,7 +132,7 @@ class FlowerHost(Host):
         )
         self.outstanding = self.population.outstanding
         self.result = Result()
-        self.training = Training(grid, self.inner, deadline, settings.max_share, settings.max_update_norm)
+        self.training = Training(grid, self.inner, deadline, given.max_share, given.max_update_norm)
         self.evaluation = Evaluation(
             grid,
             self.inner,
@@ -149,7 +142,7 @@ class FlowerHost(Host):
             seed=settings.seed,
             deadline=deadline,
             outstanding=self.outstanding,
-            max_share=settings.max_share,
+            max_share=given.max_share,
         )
         self.session: Session | None = None
         self.arrays = ArrayRecord()
@@ -162,7 +155,7 @@ class FlowerHost(Host):
         self._logged = 0.0  # how long the run had waited at the last log message about it
 
     def _size(self, online: int) -> int | None:
-        return self.settings.cohort_size or sample_size(self.levels, "train", online)
+        return self.settings.policy.size_for(online) or sample_size(self.levels, "train", online)
 
     def play(self, session: Session, leases: Leases | None) -> str | None:
         """Play the rounds that are left; return why the selector ended the run earlier, or None."""

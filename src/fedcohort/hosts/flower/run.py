@@ -79,7 +79,7 @@ class LiveRun:
                 unknown = host.shadow_facts - record.table()[0].signals
             session = host.session = self._reopen_session(None if unknown else settings.shadows)
             self.population.require(session.selector.requires)
-            if is_finished(session, num_rounds, settings.early_stop):
+            if is_finished(session, num_rounds, host.policy.early_stop):
                 self._resume(session, initial_arrays)
                 say(
                     "finished", "the run is finished: %s holds %d of %d rounds", journal, session.round, num_rounds,
@@ -88,7 +88,7 @@ class LiveRun:
                 return host.result
         self._check_model(initial_arrays)
         host.pulse.start(host.session)
-        self.population.assemble(host.policy.wait_for)
+        self.population.assemble(host.policy.enough_online)
         self._check_rules()
         if host.session is not None and unknown:
             self.population.complete(host.session)
@@ -116,13 +116,13 @@ class LiveRun:
 
     def _record_start(self, session: Session) -> None:
         """Record the settings of the run; warn if they differ from those of the previous start."""
-        settings = self.settings
+        settings, policy = self.settings, self.settings.policy
         now = {
-            "cohort-size": settings.cohort_size,
-            "spares": settings.spares,
-            "min-replies": settings.min_replies,
-            "max-share": settings.max_share,
-            "max-update-norm": settings.max_update_norm,
+            "cohort-size": policy.size,
+            "spares": policy.spares,
+            "min-replies": policy.min_replies,
+            "max-share": policy.max_share,
+            "max-update-norm": policy.max_update_norm,
             "strategy": [type(level).__name__ for level in self.host.levels],
             "filter": repr(settings.filter),
             "signals": sorted(s.name for s in self.population.supplied_signals()),
@@ -220,7 +220,7 @@ class LiveRun:
         self.population.require(selector.requires)
         return Session(
             selector,
-            self.population.first_table(self.host.policy.wait_for),
+            self.population.first_table(self.host.policy.enough_online),
             seed=settings.seed,
             signals=self.population.supplied_signals(),
             journal=settings.journal,

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -32,7 +33,6 @@ from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import Registry
 from fedcohort.core.signals import OnServer, Signal
 from fedcohort.core.text import short_repr
-from fedcohort.hosts.early_stop import EarlyStop
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.evaluation import EvaluateFn
 from fedcohort.hosts.flower.host import FlowerHost, ShouldStop
@@ -47,7 +47,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     private_cohort_size,
     sample_size,
 )
-from fedcohort.hosts.round import DEADLINE, LATE_REPLIES, FederationTimeoutError, RoundError
+from fedcohort.hosts.round import FederationTimeoutError, Policy, RoundError
 from fedcohort.hosts.wire import normal_form, plain
 from fedcohort.journal.lock import check_journal_path
 from fedcohort.journal.signing import Signer
@@ -58,24 +58,11 @@ from fedcohort.training.filters import FILTERS, Filter, KeepAll, Need
 __all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "RoundError", "ServerValidation"]
 T = TypeVar("T")
 log = logging.getLogger("flwr.fedcohort")
-_ANY_NUMBER, _COUNT = Interval(int, 0, None), Interval(int, 1, None)
-_SECONDS = _POSITIVE = Interval(float, 0, None, "neither")
+_COUNT = Interval(int, 1, None)
 _CONSTRAINTS: Mapping[str, Constraint] = {
-    "seed": _ANY_NUMBER,
-    "cohort_size": Optional(_COUNT),
-    "spares": _ANY_NUMBER,
-    "deadline": DEADLINE,
-    "leave_out_slow": Boolean(),
-    "late": LATE_REPLIES,
-    "query_deadline": Optional(_SECONDS),
-    "wait_for": Optional(_COUNT),
-    "patience": _SECONDS,
-    "tries": _COUNT,
-    "describe_every": Optional(_SECONDS),
+    "seed": Interval(int, 0, None),
+    "describe_every": Optional(Interval(float, 0, None, "neither")),
     "classes": Optional(_COUNT),
-    "min_replies": Optional(_COUNT),
-    "max_share": Optional(Interval(float, 0, 1, "right")),
-    "max_update_norm": Optional(_POSITIVE),
     "keep_checkpoints": _COUNT,
     "registered_only": Boolean(),
 }
@@ -116,45 +103,16 @@ class CohortStrategy(Strategy):
         Where the record of the run is kept. A run that finds its journal continues it. Default: in memory only.
     seed : int
         Every choice follows from it.
-    cohort_size : int, optional
-        How many valid models a round needs. Default: what the wrapped strategy's ``fraction_train`` and
-        ``min_train_nodes`` say; under differential privacy always the wrapper's ``num_sampled_clients``.
-    spares : int
-        How many extra clients to ask. The round closes with the first ``cohort_size`` valid models.
-    deadline : float or "auto", optional
-        Seconds after which a round closes with the models it has. ``"auto"``: every round gets the deadline,
-        and at most ``spares`` spares, with which models came fastest so far. Default: the ``timeout`` of :meth:`start`.
-    leave_out_slow : bool
-        Whether an automatic deadline may leave out more than a fifth of the clients that ever answered.
-    late : "discard" or "count"
-        Whether a model that comes after its round was closed is left out, or averaged in the next round, as an update
-        of an older model with a smaller weight.
-    query_deadline : float, optional
-        Seconds clients have to answer questions before the choice. Default: as ``deadline``.
-    wait_for : int, optional
-        How many clients must be online before each round. Default: what the wrapped strategy wants to see.
-    patience : float
-        Longest time to wait for clients to come online, in seconds.
-    tries : int
-        How often a round is tried. A round without a model is tried with another cohort, without the clients that
-        failed if there are enough others; after this many tries, the run ends with an error. An interrupted round is
-        trained again; after this many interruptions, another cohort is chosen. A try does not count if it finds a new
-        client to leave out and others of its cohort sent valid models.
-    early_stop : EarlyStop, optional
-        Ends the run when a metric of the global model no longer improves.
+    policy : Policy, optional
+        How rounds run: how many clients, deadlines, what happens to late and missing models, limits. Its ``size`` is by
+        default what the wrapped strategy's ``fraction_train`` and ``min_train_nodes`` say, and under differential
+        privacy always the wrapper's ``num_sampled_clients``; ``wait_for`` is what the strategy wants to see, and
+        ``deadline`` the ``timeout`` of :meth:`start`.
     describe_every : float, optional
         Seconds after which clients are asked again what they hold. Default: only when they connect.
     classes : int, optional
         Number of classes, if clients send plain label counts. The labels of a client with more classes are ignored.
         Default: as many as at least two clients, and more than a fifth of all, have.
-    min_replies : int, optional
-        With fewer models than this, a round does not change the global model (Krum needs several). An automatic
-        deadline aims at rounds with at least this many. Default: 1, and automatic deadlines aim at half of the cohort.
-    max_share : float, optional
-        Largest share of a round's weight that one client may have, whatever size it claims. Default: limited only by
-        the size it declared.
-    max_update_norm : float, optional
-        Longer updates are shortened to this Euclidean norm before they are used. Default: no limit.
     filter : Filter or str, optional
         Decides which models enter the average, or its name. Default: all valid ones, or the default filter of a
         selector that learns from which models are kept.
@@ -185,6 +143,8 @@ class CohortStrategy(Strategy):
         Folder of the model checkpoints. Default: ``<journal>.checkpoints``.
     keep_checkpoints : int
         How many of the newest checkpoints stay on disk.
+    **moved
+        Fields of the policy one by one, ``cohort_size`` for its ``size``: for one more release, with a warning.
     """
 
     asynchronous = False
@@ -196,25 +156,13 @@ class CohortStrategy(Strategy):
         *,
         journal: str | Path | None = None,
         seed: int = 0,
-        cohort_size: int | None = None,
-        spares: int = 0,
-        deadline: float | Literal["auto"] | None = None,
-        leave_out_slow: bool = False,
-        late: Literal["discard", "count"] = "discard",
-        query_deadline: float | None = None,
-        wait_for: int | None = None,
-        patience: float = 600.0,
-        tries: int = 3,
-        early_stop: EarlyStop | None = None,
-        describe_every: float | None = None,
-        classes: int | None = None,
-        min_replies: int | None = None,
-        max_share: float | None = None,
-        max_update_norm: float | None = None,
+        policy: Policy | None = None,
         filter: Filter | str | None = None,
         validation: ServerValidation | None = None,
         shadows: Mapping[str, Selector[Any] | str] | None = None,
         labels: LabelDecoder | None = None,
+        classes: int | None = None,
+        describe_every: float | None = None,
         audit: bool = False,
         sign: str | Path | None = None,
         rules: Rules | None = None,
@@ -223,23 +171,11 @@ class CohortStrategy(Strategy):
         json_log: str | Path | None = None,
         checkpoints: str | Path | None = None,
         keep_checkpoints: int = 2,
+        **moved: Any,
     ) -> None:
         self.seed = seed
-        self.cohort_size = cohort_size
-        self.spares = spares
-        self.deadline = deadline
-        self.leave_out_slow = leave_out_slow
-        self.late = late
-        self.query_deadline = query_deadline
-        self.wait_for = wait_for
-        self.patience = patience
-        self.tries = tries
-        self.early_stop = early_stop
         self.describe_every = describe_every
         self.classes = classes
-        self.min_replies = min_replies
-        self.max_share = max_share
-        self.max_update_norm = max_update_norm
         self.validation = validation
         self.labels = labels
         self.audit = audit
@@ -248,19 +184,22 @@ class CohortStrategy(Strategy):
         self.keep_checkpoints = keep_checkpoints
         check_values(self, _CONSTRAINTS)
         _check_kind("rules", rules, Rules)
-        _check_kind("early_stop", early_stop, EarlyStop)
+        _check_kind("policy", policy, Policy)
         _check_kind("validation", validation, ServerValidation)
+        policy = _with_moved(policy or Policy(), moved)
         self.selector = create_part("selector", selector, Selector, SELECTORS)
-        self.strategy = self._check_wrapped(strategy, max_update_norm)
+        self.strategy = self._check_wrapped(strategy, policy.max_update_norm)
         self._warn_of_bias()
         if filter is None and Signal.KEPT in self.selector.requires:
             filter = FILTERS.create(self.selector.default_filter)
         self.filter = KeepAll() if filter is None else create_part("filter", filter, Filter, FILTERS)
         self._check_needs(validation)
-        self._check_late(late)
+        self._check_late(policy.late)
         self._check_signature()
         self.journal = None if journal is None else check_journal_path(journal)
-        self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
+        size = check_private(self.strategy, policy, isinstance(self.filter, KeepAll))
+        # Under differential privacy, only the number of models for which the noise is made may be averaged.
+        self.policy = replace(policy, size=size, private=private_cohort_size(self.strategy) is not None)
         self.shadows = {n: create_part("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         # Like the names of clients, because an operator's editor may use another Unicode form.
         self.rules = None if rules is None else rules.with_names(normal_form)
@@ -383,10 +322,10 @@ class CohortStrategy(Strategy):
             log.info("Starting %s around %s:", type(self).__name__, type(self.strategy).__name__)
             self.summary()
             everybody = sample_size(levels(self.strategy), "train", 1_000_000) == 1_000_000
-            if self.cohort_size is None and everybody and self.selector.selects:
+            if self.policy.size is None and everybody and self.selector.selects:
                 log.warning(
                     "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
-                    "or cohort_size"
+                    "or Policy(size=...)"
                 )
             host = self._host(
                 grid,
@@ -426,6 +365,19 @@ class CohortStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Aggregate evaluation with the wrapped strategy."""
         return self.strategy.aggregate_evaluate(server_round, replies)
+
+
+def _with_moved(policy: Policy, moved: Mapping[str, Any]) -> Policy:
+    """Return a policy with fields that were parameters of the strategy before 0.3."""
+    if not moved:
+        return policy
+    renamed = {"size" if name == "cohort_size" else name: value for name, value in moved.items()}
+    unknown = sorted(renamed.keys() - {field.name for field in fields(Policy)})
+    if unknown:
+        raise TypeError(f"CohortStrategy has no parameter {unknown[0]!r}.")
+    values = ", ".join(f"{name}={value!r}" for name, value in renamed.items())
+    warnings.warn(f"Pass policy=Policy({values}) of fedcohort.hosts.", DeprecationWarning, stacklevel=3)
+    return replace(policy, **renamed)
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:

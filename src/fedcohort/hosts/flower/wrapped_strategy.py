@@ -28,6 +28,7 @@ from flwr.serverapp.strategy import (
 
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import FedcohortError, ParameterError
+from fedcohort.hosts.round import Policy
 
 log = logging.getLogger("flwr.fedcohort")
 Phase = Literal["train", "evaluate"]
@@ -125,21 +126,20 @@ def check_strategy(strategy: object) -> Strategy:
     return strategy
 
 
-def check_private(strategy: Strategy, cohort_size: int | None, spares: int, everybody_kept: bool) -> int | None:
-    """Return the cohort size, which under differential privacy is the number that the noise is calibrated for."""
+def check_private(strategy: Strategy, policy: Policy, everybody_kept: bool) -> Any:
+    """Return the size of a policy, which under differential privacy is what the noise is calibrated for."""
     size = private_cohort_size(strategy)
     if size is None:
-        return cohort_size
-    if cohort_size not in (None, size):
+        return policy.size
+    if policy.size not in (None, size):
         raise ParameterError(
-            f"The 'cohort_size' parameter of CohortStrategy must be {size}: the privacy wrapper makes its noise for "
-            f"num_sampled_clients={size}. Got {cohort_size}.",
-            hint="leave cohort_size out, or give the wrapper the same number",
+            f"The size of the policy must be {size}: the privacy wrapper makes its noise for "
+            f"num_sampled_clients={size}. Got {policy.size}.",
+            hint="leave it out, or give the wrapper the same number",
         )
-    if spares:
+    if policy.spares:
         raise ParameterError(
-            f"The 'spares' parameter of CohortStrategy must be 0 under differential privacy: exactly {size} clients "
-            f"train. Got {spares}.",
+            f"There must be no spares under differential privacy: exactly {size} clients train. Got {policy.spares}.",
             hint="a client that fails is replaced in the next try of the round",
         )
     if not everybody_kept:
@@ -249,7 +249,7 @@ def messages_by_node(strategy: Strategy, messages: Iterable[Message], nodes: Seq
         raise InnerStrategyError(
             f"The strategy {type(strategy).__name__} was offered {len(nodes)} chosen nodes and wrote to "
             f"{len(set(by_node) & set(nodes))} of them and {len(set(by_node) - set(nodes))} others.",
-            hint="a strategy that picks nodes by itself can only be wrapped with cohort_size=1",
+            hint="a strategy that picks nodes by itself can only be wrapped with Policy(size=1)",
         )
     return {node: by_node[node] for node in nodes}
 
