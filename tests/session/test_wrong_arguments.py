@@ -174,7 +174,7 @@ BUGS = {
         "fedcohort.session.session.StatefulSelector.grow",
         lambda s, c: s.join(fedcohort.ClientTable(names=["new"], sizes=[1])),
     ),
-    "forget": ("fedcohort.session.recorder.erase", lambda s, c: s.forget("ben")),
+    "forget": ("fedcohort.session.session.erase", lambda s, c: s.forget("ben")),
     "change_selector": ("fedcohort.session.session.check_signals", lambda s, c: s.change_selector("all")),
 }
 

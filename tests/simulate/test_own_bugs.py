@@ -6,7 +6,6 @@ import pytest
 
 from fedcohort.journal import Journal
 from fedcohort.scenario import Scenario
-from fedcohort.session.recorder import EventRecorder
 from fedcohort.session.session import Session
 from fedcohort.simulate import tasks
 from fedcohort.simulate.rounds.costs import CostModel
@@ -25,9 +24,9 @@ TABLE = {
     "selectors": {"uniform": {}},
 }
 OURS = [
-    (EventRecorder, "record_creation"),
-    (EventRecorder, "record_cohort"),
-    (EventRecorder, "record_close"),
+    (Journal, "finish_creation"),
+    (Journal, "add_cohort"),
+    (Journal, "close_cohort"),
     (Session, "query"),
     (Journal, "add_replies"),
     (Scenario, "events"),

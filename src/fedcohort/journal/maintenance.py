@@ -7,7 +7,7 @@ import hmac
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -43,7 +43,7 @@ from fedcohort.journal.scores import pack_scores, unpack_scores
 from fedcohort.journal.store import Journal, read_journal
 from fedcohort.journal.tables import table_facts
 
-BLOCKED = "blocked"  # the key in meta for keyed digests of forgotten clients that must not return
+_BLOCKED = "blocked"  # the key in meta for keyed digests of forgotten clients that must not return
 _MAX_FILES = 10_000  # to search for copies of a name
 _METRICS = frozenset({*map(str, SIGNALS), "accuracy"})  # parts of a metric's name that never name a client
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # in a condition, only quoted constants can name a client
@@ -142,9 +142,9 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
         eraser.table(database, name)
     journal.set_meta("clients", None)  # digests of the original facts, from which a name could be guessed
     if block:
-        known = journal.meta().get(BLOCKED) or {"key": secrets.token_hex(32), "digests": {}}
-        digests = {**known["digests"], name_digest(client, known["key"]): eraser.stand_in}
-        journal.set_meta(BLOCKED, {**known, "digests": digests})
+        known = journal.meta().get(_BLOCKED) or {"key": secrets.token_hex(32), "digests": {}}
+        digests = {**known["digests"], _name_digest(client, known["key"]): eraser.stand_in}
+        journal.set_meta(_BLOCKED, {**known, "digests": digests})
     # Earlier versions and answers hold the client's facts and losses.
     database.delete("versions", "1", ())
     database.delete("answers", "1", ())
@@ -174,9 +174,18 @@ def _blank_facts(journal: Journal, eraser: Eraser) -> dict[str, bytes]:
     return changed
 
 
-def name_digest(name: str, key: str) -> str:
+def _name_digest(name: str, key: str) -> str:
     """Return a digest that recognises a forgotten name; without the journal's key it reveals nothing."""
     return hmac.new(bytes.fromhex(key), name.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
+
+
+def blocked_names(journal: Journal, names: Iterable[str]) -> dict[str, str]:
+    """Return those of the ``names`` that were forgotten and are blocked, each with the name that replaces it."""
+    blocked = journal.meta().get(_BLOCKED)
+    if blocked is None:
+        return {}
+    stand_ins = {name: blocked["digests"].get(_name_digest(name, blocked["key"])) for name in names}
+    return {name: stand_in for name, stand_in in stand_ins.items() if stand_in is not None}
 
 
 class Eraser:

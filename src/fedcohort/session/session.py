@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,18 +25,35 @@ from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, JournalError, SelectorError, TicketError
-from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Slate
+from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Slate, Status
 from fedcohort.core.selector_spec import describe, rebuild_selector, selector_name, untrusted_reference
 from fedcohort.core.signals import Signal
 from fedcohort.core.validate import boolean, instance, integer, mapping, one_of, text
 from fedcohort.core.validate import path as check_path
-from fedcohort.journal import Journal, ReplyBlock, is_blank
+from fedcohort.journal import CohortRow, Journal, ReplyBlock, is_blank
 from fedcohort.journal.codec import state_fields
 from fedcohort.journal.database import Commit
-from fedcohort.journal.events import FACTS, LEFT, REJOINED, SELECTOR
+from fedcohort.journal.events import (
+    ABANDONED,
+    ATTRIBUTES,
+    CHANGED,
+    EXCLUDED,
+    FACTS,
+    FORGOTTEN,
+    JOINED,
+    LEFT,
+    NEW_MODEL,
+    PRUNED,
+    RECOVERED,
+    REJOINED,
+    SELECTOR,
+    SHADOW,
+)  # fmt: skip
 from fedcohort.journal.lock import check_journal_path
+from fedcohort.journal.maintenance import Eraser, blocked_names, erase
 from fedcohort.journal.presence import Presence
 from fedcohort.journal.savepoint import Savepoint, rewind
+from fedcohort.journal.scores import pack_scores
 from fedcohort.journal.signing import Signer
 from fedcohort.session import resume_check
 from fedcohort.session.coverage import Coverage, CoverageMonitor
@@ -44,7 +62,6 @@ from fedcohort.session.expressions import Attributes, plain_attributes
 from fedcohort.session.members import Membership
 from fedcohort.session.outcomes import in_cohort_order
 from fedcohort.session.pending import PendingCohort, PendingCohorts
-from fedcohort.session.recorder import SESSION_EVENTS, EventRecorder
 from fedcohort.session.referee import Eligibility, Referee
 from fedcohort.session.resume import next_round, referee_from
 from fedcohort.session.rules import Rules, difference
@@ -70,6 +87,11 @@ from fedcohort.session.validation import (
 
 log = logging.getLogger(__name__)
 _NOBODY = np.empty(0, np.int64)
+_SESSION_EVENTS = frozenset({
+    ABANDONED, CHANGED, SELECTOR, EXCLUDED, FORGOTTEN, RECOVERED, SHADOW,
+    PRUNED, JOINED, LEFT, REJOINED, FACTS, ATTRIBUTES, NEW_MODEL,
+})  # fmt: skip
+"""Kinds of events that a continued session reads; a host's notes must have other kinds."""
 
 
 @dataclass(slots=True)
@@ -177,9 +199,13 @@ class Session:
         record = Journal.create(path, meta, commit, sign=_signer(sign))
         with _closed_on_error(record):
             self._assemble(record, turn, supplied, Membership.of(clients), primary, Shadows(running), PendingCohorts())
-            self._recorder.record_creation(self._members, (primary, *running.values()), rules)
+            record.set_table(self.table, self.active)
+            self._save_states(primary, self._shadows)
+            if rules is not None:
+                record.add_event(CHANGED, {"round": 0, "ticket": 0, "rules": rules.to_dict()})
+            record.finish_creation()  # ends the first transaction; the file appears
             for name, reason in failed.items():
-                self._recorder.record_dropped_shadow(name, "failed", reason, self._shadows, turn)
+                self._drop_shadow(name, "failed", reason)
 
     def _assemble(
         self,
@@ -192,7 +218,7 @@ class Session:
         pending: PendingCohorts,
         host_state: Any = None,
     ) -> None:
-        self._recorder = EventRecorder(journal)
+        self._journal = journal
         self._turn = turn
         self._signals = signals
         self._members = members
@@ -312,14 +338,14 @@ class Session:
             except Exception as error:  # an error in a shadow must not stop the session
                 dropped[name] = "failed", f"failed: {error}"
         for name, (event, reason) in dropped.items():
-            self._recorder.record_dropped_shadow(name, event, reason, self._shadows, self._turn)
+            self._drop_shadow(name, event, reason)
         for name, shadow in (shadows or {}).items():
             if name not in self._shadows.running:
                 check_signals(shadow, self.table, None, f"shadow {name!r}")
                 try:
                     self.add_shadow(name, shadow)
                 except SelectorError as error:  # it may have failed before, and learns from the same rounds now
-                    self._recorder.record_dropped_shadow(name, "failed", failure_note(error), self._shadows, self._turn)
+                    self._drop_shadow(name, "failed", failure_note(error))
         self._shadows = Shadows(self._shadows.running, meta.get("blind", {}))
 
     def _resume_rules(self, rules: Rules | None) -> None:
@@ -469,7 +495,7 @@ class Session:
     @property
     def journal(self) -> Journal:
         """The journal, for reading."""
-        return self._recorder.journal
+        return self._journal
 
     def savepoint(self) -> Savepoint:
         """Return the session's position, for the host's checkpoint; see :class:`fedcohort.journal.Savepoint`."""
@@ -549,18 +575,34 @@ class Session:
             cohort = self._referee.apply(cohort, eligibility, request.size, turn.stream(streams.RULES))
         names = self.table.names_of(cohort.clients)
         cohort = dataclasses.replace(cohort, round=turn.round, ticket=turn.ticket, names=names)
-        self._recorder.record_cohort(
-            cohort,
-            request.size,
-            candidates,
-            self.table.n,
-            answer=answer,
-            scores=scores,
-            picks=picks,
-            primary=primary,
-            shadows=shadows,
-            eligibility=eligibility,
+        now = time.time()
+        row = CohortRow(
+            ticket=cohort.ticket,
+            round=cohort.round,
+            asked_at=now,
+            told_at=None if cohort.size else now,  # without clients there is no report to wait for
+            wanted=None if request.size is None else int(request.size),
+            n_candidates=len(candidates),
+            clients=cohort.clients,
+            weights=cohort.weights,
+            work=cohort.work,
+            notes=cohort.notes,
+            stop=cohort.stop,
         )
+        journal, n = self._journal, self.table.n
+        with journal.event():
+            # A replay needs this order: the answer is linked before the cohort that was chosen with it.
+            if answer is not None:
+                journal.add_answer(cohort.ticket, answer.values)
+            journal.add_cohort(row, None if len(candidates) == n else candidates, n)  # None: all clients
+            if scores is not None:
+                journal.add_scores(cohort.ticket, "", cohort.clients, pack_scores(scores), None)
+            for name, pick in picks.items():
+                journal.add_scores(cohort.ticket, name, pick.picked, pick.scores, pick.note)
+            self._save_states(primary, shadows)
+            self._record_dropped({name: str(pick.note) for name, pick in picks.items() if pick.failed}, shadows)
+            if eligibility is not None and eligibility.reasons:
+                journal.add_exclusions(cohort.ticket, eligibility.codes, eligibility.reasons)
         # The cohort is durable now; the rest brings memory in line with the journal.
         self._primary, self._shadows = primary, shadows
         self._turn = turn.following()
@@ -636,7 +678,9 @@ class Session:
         if report.complete:
             self._close(item, [news], host)
             return
-        self._recorder.record_report(news, host)
+        with self._journal.event():
+            self._add_replies([news])
+            self._save_host(host)
         if host is not None:
             self._host_state = host
         if len(news.clients):
@@ -675,7 +719,9 @@ class Session:
             # Never issued, or still at work.
             if ticket >= self._turn.ticket or self._pending.find(ticket) is not None:
                 raise TicketError(f"Ticket {ticket} has no reply to build a model from.")
-        self._recorder.record_model(self._turn, used, host)
+        with self._journal.event():
+            self._journal.add_event(NEW_MODEL, {"round": self._turn.round, "tickets": used})
+            self._save_host(host)
         if host is not None:
             self._host_state = host
         self._turn = self._turn.with_new_model()
@@ -701,9 +747,20 @@ class Session:
         replies = in_cohort_order(cohort, [*item.replies, *news])
         primary = self._primary.learn(cohort, replies)
         shadows, failed = self._shadows.learn(cohort, replies) if self._shadows.running else (self._shadows, {})
-        self._recorder.record_close(
-            cohort, news, host, primary=primary, shadows=shadows, failed=failed, turn=self._turn, abandoned=abandoned
-        )
+        journal, turn = self._journal, self._turn
+        with journal.event():
+            self._add_replies(news)
+            journal.close_cohort(cohort.ticket)
+            self._save_states(primary, shadows)
+            self._record_dropped(failed, shadows)
+            if abandoned is not None:
+                # A round is repeated unless another was asked for since. In an asynchronous session it never is.
+                repeats = cohort.round == turn.round - 1 and not turn.asynchronous
+                body = {"ticket": cohort.ticket, "round": cohort.round, "reason": abandoned}
+                journal.add_event(ABANDONED, {**body, "asked": turn.ticket, "next": turn.round - repeats})
+            if shadows.running or failed:
+                journal.set_meta("blind", shadows.blind)
+            self._save_host(host)
         if host is not None:
             self._host_state = host
         self._primary, self._shadows = primary, shadows
@@ -721,26 +778,33 @@ class Session:
             raise TicketError(
                 f"There is no ticket {report.ticket}; this session has issued 0 to {self._turn.ticket - 1}."
             )
-        self._recorder.record_late(report.ticket, check_late(self.table, self.journal.replies(report.ticket), report))
+        clients = check_late(self.table, self._journal.replies(report.ticket), report)
+        with self._journal.event():
+            block = ReplyBlock.with_status(report.ticket, time.time(), clients, Status.LATE, late=True)
+            self._journal.add_replies(block)
 
     def record(self, round_: int, metrics: Mapping[str, float | None]) -> None:
         """Record numbers about the global model after ``round_``, for reports and the dashboard (NaN: unknown)."""
         round_ = integer(round_, "'round_'")
         if not 0 <= round_ < self.round:
             raise InputError(f"There is no round {round_} to record numbers for; rounds so far: {self.round}.")
-        self._recorder.record_numbers(round_, check_numbers(metrics))
+        values = check_numbers(metrics)
+        with self._journal.event():
+            self._journal.add_metrics(round_, values)
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
         """Record a note of the host, for example why clients failed; changes no state.
 
         The kinds of events that the session itself reads are not allowed.
         """
-        if text(kind, "'kind'") in SESSION_EVENTS:
+        if text(kind, "'kind'") in _SESSION_EVENTS:
             raise InputError(
                 f"The kind {kind!r} is reserved for the session's own events.",
                 hint="choose another kind for a host's note",
             )
-        self._recorder.note(kind, mapping(body, "'body'"))
+        mapping(body, "'body'")
+        with self._journal.event():
+            self._journal.add_event(kind, body)
 
     # -- members --------------------------------------------------------------------------------------------------
 
@@ -748,7 +812,7 @@ class Session:
         """Add clients to the federation; they are candidates from the next request on."""
         instance(clients, ClientTable, "'clients'")
         if clients.has_names:
-            blocked = self._recorder.blocked_names(clients.names)
+            blocked = blocked_names(self._journal, clients.names)
             if blocked:
                 raise InputError(
                     f"The client {next(iter(blocked))!r} was forgotten and is blocked from joining again.",
@@ -758,7 +822,13 @@ class Session:
         # An error of the session's selector reaches the caller. A shadow must not keep clients out, so it is dropped.
         primary = self._primary.grow(members.table, self.seed)
         shadows, failed = self._shadows.try_each(lambda shadow: shadow.grow(members.table, self.seed))
-        self._recorder.record_join(members, self.table.n, self._turn, primary, shadows, failed)
+        first = self.table.n
+        with self._journal.event():
+            self._journal.set_table(members.table, members.active)
+            self._save_states(primary, shadows)
+            self._record_dropped(failed, shadows)
+            body = {"first": first, "count": members.table.n - first, "round": self.round}
+            self._journal.add_event(JOINED, body)
         self._primary, self._shadows = primary, shadows
         self._monitor.tally.grow(members.table.n)
         self._set_members(members)
@@ -766,22 +836,19 @@ class Session:
     def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Remove clients from the federation; what is known about them is kept in case they return."""
         members, indices = self._members.change(clients, False)
-        self._recorder.record_members(members, LEFT, indices)
-        self._set_members(members)
+        self._record_members(members, LEFT, indices)
 
     def rejoin(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Bring back clients that left, with everything learned about them."""
         members, indices = self._members.change(clients, True)
-        self._recorder.record_members(members, REJOINED, indices)
-        self._set_members(members)
+        self._record_members(members, REJOINED, indices)
 
     def update_facts(self, table: ClientTable) -> None:
         """Replace facts about the clients (sizes, labels); the clients and the kinds of facts must stay."""
         instance(table, ClientTable, "'table'")
         members = self._members.with_facts(table)
-        self._recorder.record_members(members, FACTS, self.table.differing(table))
+        self._record_members(members, FACTS, self.table.differing(table))
         self._primary, self._shadows = self._primary.with_table(table), self._shadows.with_table(table)
-        self._set_members(members)
 
     def forget(self, client: str, *, block: bool = False) -> str:
         """Remove everything known about a client for good, and return the name that replaces its own.
@@ -797,9 +864,18 @@ class Session:
         """
         text(client, "'client'")
         boolean(block, "'block'")
-        stand_in, members, primary, shadows = self._recorder.forget_client(
-            client, self.table, self._primary, self._shadows, self._turn, block=block
-        )
+        index = self.table.index(client)
+        # Rows and states change in one transaction, so that no crash leaves a state that still knows the client.
+        with self._journal.event():
+            eraser = Eraser(client, self.table)
+            erase(self._journal, eraser, block=block)
+            members = Membership(*self._journal.table())
+            primary = self._primary.without(index, members.table, self.seed)
+            shadows, failed = self._shadows.with_names(eraser.text).try_each(
+                lambda shadow: shadow.without(index, members.table, self.seed)
+            )
+            self._save_states(primary, shadows)
+            self._record_dropped(failed, shadows)
         self._primary, self._shadows = primary, shadows
         # Rules, pending cohorts and the host's state may contain the old name, so all are read again from the journal.
         meta = self.journal.meta()
@@ -811,7 +887,14 @@ class Session:
         self.journal.compact()  # deleted rows stay readable in the file until it is rewritten
         if self.journal.path is not None:
             Presence.remove(self.journal.path)  # a server that was killed may have left it, with names of clients
-        return stand_in
+        return eraser.stand_in
+
+    def _record_members(self, members: Membership, kind: str, clients: IntArray) -> None:
+        """Record that clients left or came back, or that facts about them changed."""
+        with self._journal.event():
+            self._journal.set_table(members.table, members.active)
+            self._journal.add_event(kind, {"clients": clients.tolist()})
+        self._set_members(members)
 
     def _set_members(self, members: Membership) -> None:
         if self._referee is not None and members.table is not self._members.table:
@@ -834,12 +917,15 @@ class Session:
         """
         instance(rules, Rules, "'rules'")
         before = self.rules
-        forgotten = self._recorder.blocked_names(rules.named)  # an operator's file may still name them
+        forgotten = blocked_names(self._journal, rules.named)  # an operator's file may still name them
         rules = rules.with_names(lambda name: forgotten.get(name, name))
         if rules.to_dict() == (before or Rules()).to_dict():
             return  # a restart with the same rules must not be recorded as a change
         referee = referee_from(rules, self.journal)
-        self._recorder.record_rules(rules, self._turn, order)
+        with self._journal.event():
+            self._journal.set_meta("rules", rules.to_dict())
+            since = {"round": self.round, "ticket": self._turn.ticket, **({} if order is None else {"order": order})}
+            self._journal.add_event(CHANGED, {**since, "rules": rules.to_dict()})
         self._referee, self._prepared = referee, None
         log.info("the rules change from round %d on: %s", self.round, difference(before, rules))
 
@@ -847,11 +933,12 @@ class Session:
         """Store attributes that clients report about themselves (battery, network, region), for use in rules."""
         instance(attributes, Mapping, "'attributes'", "a mapping from client names to attributes")  # type: ignore[type-abstract]
         plain = {name: plain_attributes(name, facts) for name, facts in attributes.items()}
-        blocked = self._recorder.blocked_names(plain)
+        blocked = blocked_names(self._journal, plain)
         news = {name: values for name, values in plain.items() if name not in blocked}
         if self._referee is None or all(self._referee.attributes.get(name) == values for name, values in news.items()):
             return
-        self._recorder.record_attributes({**self._referee.attributes, **news}, news)
+        with self._journal.event():
+            self._journal.set_attributes({**self._referee.attributes, **news}, news)
         self._referee.set_attributes(news)
         self._prepared = None
 
@@ -867,7 +954,11 @@ class Session:
         check_one_at_a_time(self._turn.asynchronous, selector)
         rng = streams.stream(self.seed, streams.INITIALISATION, self.round)
         primary = StatefulSelector.from_outcomes(selector, self.table, self.journal, rng)
-        self._recorder.record_selector(self.selector, primary, self._turn)
+        with self._journal.event():
+            self._journal.drop_state(primary.name)
+            self._journal.save_state(primary.name, primary.state)
+            body = {"round": self.round, "from": describe(self.selector), "to": describe(primary.selector)}
+            self._journal.add_event(SELECTOR, body)
         self._primary, self._prepared = primary, None
 
     def add_shadow(self, name: str, shadow: Selector[Any] | str) -> None:
@@ -880,7 +971,10 @@ class Session:
         rng = streams.stream(self.seed, f"{streams.INITIALISATION}:{name}", 0)
         running = StatefulSelector.from_outcomes(shadow, self.table, self.journal, rng, name)
         shadows = self._shadows.with_one(running)
-        self._recorder.record_shadow(running, shadows, self._turn)
+        with self._journal.event():
+            self._journal.set_meta("shadows", shadows.specs)
+            self._journal.save_state(name, running.state)
+            self._journal.add_event(SHADOW, {"name": name, "what": "added", "round": self.round})
         self._shadows = shadows
 
     def remove_shadow(self, name: str) -> None:
@@ -888,8 +982,37 @@ class Session:
         if text(name, "'name'") not in self._shadows.running:
             raise InputError(f"There is no shadow {name!r}. Known: {', '.join(self._shadows.running) or 'none'}.")
         others = self._shadows.without([name])
-        self._recorder.record_dropped_shadow(name, "removed", "removed by the operator", others, self._turn)
+        with self._journal.event():
+            self._record_dropped({name: "removed by the operator"}, others, "removed")
         self._shadows = others
+
+    def _drop_shadow(self, name: str, what: str, reason: str) -> None:
+        """Record in an event of its own that a shadow is gone; the session has the others."""
+        with self._journal.event():
+            self._record_dropped({name: reason}, self._shadows, what)
+
+    # -- parts of an event --------------------------------------------------------------------------------------------
+
+    def _save_states(self, primary: StatefulSelector, shadows: Shadows) -> None:
+        for one in (primary, *shadows.running.values()):
+            self._journal.save_state(one.name, one.state)
+
+    def _record_dropped(self, reasons: Mapping[str, str], others: Shadows, what: str = "failed") -> None:
+        """Record shadows that are dropped, each with the reason; ``others`` remain."""
+        for name, reason in reasons.items():
+            log.warning("the shadow selector %r was dropped in round %d: %s", name, self.round, reason)
+            self._journal.set_meta("shadows", others.specs)
+            self._journal.drop_state(name)
+            self._journal.add_event(SHADOW, {"name": name, "what": what, "round": self.round, "reason": reason})
+
+    def _add_replies(self, blocks: Iterable[ReplyBlock]) -> None:
+        for block in blocks:
+            if len(block.clients):
+                self._journal.add_replies(block)
+
+    def _save_host(self, host: Any) -> None:
+        if host is not None:
+            self._journal.set_meta("host", host)
 
 
 def _check_options(rules: object, commit: object, sign: object) -> None:
