@@ -65,7 +65,8 @@ class Database:
         self.head = head
         self._durable = head  # in manual mode, the newest link that is committed
         self.signer: Signer | None = None
-        # Of the current event: the tagged digests of rows that it wrote, and of those that it replaced or deleted.
+        self.link_each_event = False
+        # Since the last link: the tagged digests of rows that were written, and of those that were replaced or deleted.
         self._added: list[bytes] = []
         self._removed: list[bytes] = []
         # Tagged digests of rows that are often replaced. Otherwise each of them would be read before it is replaced.
@@ -182,8 +183,8 @@ class Database:
             self._removed.append(digest)
 
     def _add_link(self, *, in_use: bool = True, generation: int | None = None) -> None:
-        """Add a link for what the current transaction wrote."""
-        if self.head is None:
+        """Add a link for what was written since the last one."""
+        if self.head is None or not (self._added or self._removed or generation is not None):
             return
         added, removed = b"".join(self._added), b"".join(self._removed)
         self._added, self._removed = [], []
@@ -231,11 +232,12 @@ class Database:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Make all writes inside durable together (in manual mode, with the next commit), or none of them."""
-        connection, head = self.connection, self.head
+        connection, head, begun = self.connection, self.head, (len(self._added), len(self._removed))
         try:
             connection.execute("SAVEPOINT event" if self.manual else "BEGIN IMMEDIATE")
             yield
-            if self._added or self._removed:
+            # Nobody sees an event before its commit, so then one link for all is enough, unless clients keep links.
+            if self.link_each_event or not self.manual:
                 self._add_link()
             if self.manual:
                 connection.execute("RELEASE event")
@@ -243,7 +245,8 @@ class Database:
                 self._commit()
                 self._after_commit()
         except BaseException as error:  # Ctrl-C too: the next event must not commit half of this one
-            self.head, self._added, self._removed, self._digests, self._last = head, [], [], {}, {}
+            self.head, self._digests, self._last = head, {}, {}
+            del self._added[begun[0] :], self._removed[begun[1] :]
             self._undo(error)
             if isinstance(error, (*ERRORS, OverflowError)):
                 raise self._error(error) from error
@@ -275,6 +278,7 @@ class Database:
         with self.errors():
             connection = self.connection
             try:
+                self._add_link()
                 self._commit()
                 self._after_commit()
                 self.begin()
@@ -288,9 +292,13 @@ class Database:
         self._durable = self.head
 
     @property
+    def _newest(self) -> Head:
+        assert self._durable is not None, "only a journal that is being written has a chain"
+        return self._durable
+
+    @property
     def _mark(self) -> Mark:
-        assert self._durable is not None, "only a journal that is being written has a lock"
-        return Mark(self._durable.first[: Mark.DIGITS], self._durable.number)
+        return Mark(self._newest.first[: Mark.DIGITS], self._newest.number)
 
     def _after_commit(self) -> None:
         """Note in the lock file what is durable, and update the main file from time to time."""
@@ -325,10 +333,10 @@ class Database:
                 self.begin()
 
     def say(self, *, in_use: bool, generation: int | None = None) -> None:
-        """Commit a link that only says whether the journal is in use; not within a transaction."""
+        """Commit a link that only says whether the journal is in use, and how often it was opened."""
         with self.errors():
             self.connection.execute("BEGIN IMMEDIATE")
-            self._add_link(in_use=in_use, generation=generation)
+            self._add_link(in_use=in_use, generation=generation or self._newest.generation)
             self._commit()
         self._after_commit()
         self.checkpoint()
@@ -345,6 +353,7 @@ class Database:
                 with contextlib.suppress(sqlite3.Error, JournalError):  # the chain then still says "in use"
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
+                    self._added, self._removed = [], []
                     self._connection, self._unusable, self.head = connection, None, self._durable
                     # Only if the file is as we left it. Otherwise the next opening must see that something is wrong.
                     if read_head(connection) == self.head:

@@ -83,7 +83,8 @@ class Journal(JournalReader):
         journal = cls(opening.in_memory(commit, audited) if path is None else opening.create(path, commit), path)
         try:
             with journal.database.errors():
-                journal.audited, journal.database.signer = audited, sign
+                journal.audited = journal.database.link_each_event = audited
+                journal.database.signer = sign
                 signer = None if sign is None else sign.public
                 all_meta = {**meta, "signer": signer, "fedcohort": __version__, "created": time.time()}
                 for key, value in all_meta.items():
@@ -139,7 +140,7 @@ class Journal(JournalReader):
         database = opening.open_for_writing(path, commit, check, accept_loss=accept_loss, sign=sign)
         journal = cls(database, path)
         try:
-            journal.audited = bool(journal.meta()["audit"])
+            journal.audited = database.link_each_event = bool(journal.meta()["audit"])
             if commit == "manual":
                 journal._mark_durable()
             with journal.database.errors():
