@@ -73,6 +73,13 @@ def test_one_seed_is_open_whatever_the_difference():
     assert "p" not in leaderboard_table(board).columns
 
 
+def test_if_no_seed_ended_with_both_nothing_is_said_about_one_seed():
+    runs = draw(np.random.default_rng(1), 3)
+    lost = [r if r.label == "uniform" else dataclasses.replace(r, state="failed") for r in runs]
+    text = leaderboard("toy", lost, Options(targets=(0.3,))).conclusion
+    assert text.startswith("Open: no seed ended both with uniform and with another") and "a 3 of 3" in text
+
+
 def test_true_differences_are_found_and_said_with_their_interval():
     board = board_of(np.random.default_rng(2), 5, shift=(0, 0.1, -0.1, 0, 0, 0))
     assert re.search(r"Established over 5 seeds, against uniform: .*a ends \d+\.\d points above \[", board.conclusion)

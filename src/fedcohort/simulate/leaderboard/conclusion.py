@@ -34,8 +34,8 @@ def conclusion(board: Leaderboard) -> str:
     losses = f" Runs that diverged or failed: {names(lost, _MAX_NAMED)}." if lost else ""
     if not compared:
         few = max((row.paired.seeds for row in others if row.paired is not None), default=0)
-        why = "with one seed" if few else f"no seed ended both with {board.baseline} and with another"
-        return f"{board.so_far}Open: {why}, so no difference can be told from chance; run {FEW_SEEDS} or more.{losses}"
+        why = "with one seed," if few else f"no seed ended both with {board.baseline} and with another, so"
+        return f"{board.so_far}Open: {why} no difference can be told from chance; run {FEW_SEEDS} or more.{losses}"
     # A selector that lost runs is compared where it survived, which is no reason to call it better.
     claimed = [row for row in compared if _test(row).established and not (row.lost and _test(row).difference > 0)]
     unsure = [row for row in compared if row not in claimed]

@@ -57,14 +57,17 @@ def plot(board: Leaderboard, runs: Sequence[RunNumbers], picks: Mapping[str, Seq
     names = [f"{row.label} ({row.main.rounds.count} of {row.runs})" for row in board.rows]
     arrivals.set_yticks(range(len(names)), names)
     arrivals.set_ylim(len(names) - 0.5, -0.5)  # the first on top, as in the table
-    unit = "simulated seconds" if board.timed else "rounds"
+    unit = "seconds" if board.timed else "rounds"
     curves.set(xlabel="round", ylabel=f"test {metric.name}")
-    arrivals.set(xlabel=f"{unit} to {metric.level(board.target)}, median and seeds")
+    arrivals.set(xlabel=f"{unit} to {metric.level(board.target)}; bar: median")
+    if not any(row.main.rounds.count for row in board.rows):
+        arrivals.text(0.5, 0.5, "no run arrives", transform=arrivals.transAxes, ha="center")
+        arrivals.set_xticks([])
     worst.set(xlabel="round", ylabel="accuracy of the worst group")
     turns.set(xlabel="clients, most often picked first", ylabel="times picked")
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
-        if not axes.has_data():
+        if axes is not arrivals and not axes.has_data():
             axes.remove()
     figure.legend(*curves.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     return figure
