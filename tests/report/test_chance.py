@@ -164,6 +164,11 @@ def test_arrivals_are_medians_in_which_never_counts_as_never():
     assert math.isinf(row.main.rounds.median) and "never 1/3" in to_text(table)
 
 
+def test_while_runs_go_on_nothing_is_never():
+    row, table = journeys([(21, "finished"), (None, "running"), (None, "running")], end(20, 20, 20))
+    assert "not yet 1/3" in to_text(table) and "never" not in to_text(table).split("Target")[0]
+
+
 @pytest.mark.parametrize("trials", SLOW)
 def test_a_bound_holds_although_most_runs_never_arrive(trials):
     """With a true ratio of 0.2, most runs do not arrive; what is printed is a bound above it, not a measurement."""

@@ -71,7 +71,7 @@ FC.Chart = class {
     if (this.shaping.contains(document.activeElement)) return;
     const many = view.series && view.series.length > 2, long = view.series && view.series.some((s) => s.x.length > 20);
     const repeated = many && new Set(view.series.map((s) => FC.groupOf(s.label))).size < view.series.length;
-    this.shaping.innerHTML = (many ? `<label>Only <input type="search" data-shape="filter" placeholder="names, separated by commas" value="${FC.escape(FC.lines.filter)}"></label>` : "")
+    this.shaping.innerHTML = (many ? `<label>Only <input type="search" data-shape="filter" placeholder="names, by commas" value="${FC.escape(FC.lines.filter)}"></label>` : "")
       + (repeated ? `<label><input type="checkbox" data-shape="group"${FC.lines.group ? " checked" : ""}> one line per selector</label>` : "")
       + (long ? `<label>Smooth <select data-shape="smooth">${[1, 5, 15, 50].map((n) => `<option value="${n}"${n === FC.lines.smooth ? " selected" : ""}>${n === 1 ? "off" : `${n} points`}</option>`).join("")}</select></label>` : "");
     this.shaping.querySelectorAll("[data-shape]").forEach((field) => {

@@ -372,7 +372,7 @@ def _arrivals(rows: Sequence[LeaderRow], values: Sequence[Arrivals], words: Call
     cells, known = [], []
     for row, value in zip(rows, values, strict=True):
         arrives = math.isfinite(value.median)
-        waiting = not value.count and any(seed.state == "running" for seed in row.seeds)
+        waiting = any(seed.state == "running" for seed in row.seeds)
         text = words(value.median) if arrives else "not yet" if waiting else "never"
         cells.append(Cell(text, f"{value.count}/{row.runs}" if 0 < value.count < row.runs else ""))
         known.append(value.median if arrives and not row.lost else math.nan)
