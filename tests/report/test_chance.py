@@ -165,7 +165,7 @@ def test_arrivals_are_medians_in_which_never_counts_as_never():
 
 
 def test_while_runs_go_on_nothing_is_never():
-    row, table = journeys([(21, "finished"), (None, "running"), (None, "running")], end(20, 20, 20))
+    _, table = journeys([(21, "finished"), (None, "running"), (None, "running")], end(20, 20, 20))
     assert "not yet 1/3" in to_text(table) and "never" not in to_text(table).split("Target")[0]
 
 

@@ -273,7 +273,7 @@ def runs_of(result: Results, warnings: list[str]) -> Iterator[tuple[str, RunCurv
     """
     for info in result.runs:
         rounds = np.asarray(result.column(info, "round"), np.int64)
-        if not len(rounds):
+        if not len(rounds):  # it has just begun, or failed before its first round
             continue
         values = {name: np.asarray(result.column(info, name), np.float64) for name in _NUMBERS}
         try:
@@ -308,6 +308,7 @@ def _merged(entries: list[_Entry], warnings: list[str]) -> list[_Entry]:
     experiment is left, with those like it; ``warnings`` says so.
     """
     results = {experiment: result for result, _, _, experiment in entries}
+    # What was run last is what its user wants to see; mixing setups would blame selectors for other data.
     newest = max(results, key=lambda name: str(results[name].meta.get("created", "")))
     unlike = {name: keys for name in results if (keys := _differences(results[name].config, results[newest].config))}
     shared = {e[2].label for e in entries if e[3] in unlike} & {e[2].label for e in entries if e[3] not in unlike}

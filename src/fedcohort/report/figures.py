@@ -46,6 +46,7 @@ def _pack_matrix(values: FloatArray) -> tuple[str, float]:
 
 
 def _thin(count: int) -> AnyArray:
+    # A chart has fewer pixels than a run may have rounds, and the page must stay small enough to send.
     return np.unique(np.linspace(0, count - 1, min(count, POINTS)).round().astype(int))
 
 
@@ -232,6 +233,7 @@ def _losses(run: RunCurve) -> tuple[FloatArray, FloatArray]:
 
 def balance(setting: Setting) -> Figure | None:
     """Class imbalance of the cohort's pooled labels per round."""
+    # The imbalance of single cohorts jumps; a 25th of the run is about what the eye would smooth.
     window = max(1, setting.rounds // 25)
     series, means = [], []
     for group in setting.groups:
@@ -264,6 +266,7 @@ def picks(setting: Setting) -> Figure | None:
     cols, rows = -(-rounds // x_step), -(-n // y_step)
     views: list[dict[str, Any]] = []
     for group in setting.groups:
+        # A picture of several seeds at once would average clients that have nothing in common but their number.
         run = group.runs[0]  # each seed has its own clients, so seeds are not averaged here
         grid = np.zeros((rows, cols))
         np.add.at(grid, (run.pick_client // y_step, run.pick_round // x_step), 1.0 / (x_step * y_step))
@@ -395,6 +398,7 @@ def cost(setting: Setting, board: Leaderboard) -> Figure | None:
             rows.append({"label": group.label, "color": group.color, "parts": json_numbers(parts)})
         views.append({"name": name, "x": {"label": label, "format": unit}, "rows": rows})
     spending = _question_sentence(views[2]["rows"]) + _duration_sentence(setting, views[0]["rows"])
+    # Without latency there are no seconds, and an empty chart would look as if everything were free.
     views = [view for view in views if any(sum(row["parts"]) > 0 for row in view["rows"])]
     if not views:
         return None

@@ -26,6 +26,7 @@ def selector_figures(setting: Setting) -> tuple[list[Figure], list[str]]:
     views: dict[str, tuple[Picture, list[tuple[str, View]]]] = {}
     warnings: list[str] = []
     for group in setting.groups:
+        # One seed is enough to show what a selector learns; each has its own clients, so they cannot be averaged.
         run = next((run for run in group.runs if run.journal is not None), None)
         if run is None:
             continue

@@ -93,6 +93,7 @@ def assemble(
             explanations, unexplained = report_explanations(setting, rounds)
             warnings += unread + unexplained
             general, swept = general_figures(setting, board, all_boards), sweep(setting, board)
+            # The sweep is what its user ran the experiment for, so it follows the curves.
             figures = (*general[:1], *([] if swept is None else [swept]), *general[1:], *specific)
         sections.append(Section(setting, board, tables, figures, explanations))
     heading = title or ", ".join(dict.fromkeys(path.resolve().name for path in bundle.paths))

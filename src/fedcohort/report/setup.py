@@ -66,6 +66,7 @@ def _number(value: Any, form: str) -> str:
 def _scenario(value: Any) -> Mapping[str, Any]:
     """Return a scenario with its preset filled in, or as it was written if it cannot be built here."""
     written = _mapping(value)
+    # A report is also read where a user's own partition is not installed; it is then shown as it was written.
     try:
         return Scenario.from_dict(written).to_dict() if written else {}
     except FedcohortError:

@@ -117,6 +117,7 @@ def _sentence(swept: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -
     complete = [label for label in whole if not any(math.isnan(ends[label][seed]) for seed in seeds)]
     if not complete or not seeds:
         return f"With {swept.selector}, no value of {swept.parameter} has a result in every seed yet."
+    # The best of many values looks too good on the seeds that chose it, so others judge it.
     half = max(1, len(seeds) // 2)
     best = max(complete, key=lambda label: _mean(ends[label], seeds[:half]))
     value, rest = labels[best]

@@ -26,6 +26,7 @@ def conclusion(board: Leaderboard) -> str:
 
     Empty if nothing is compared.
     """
+    # Only p-values that are corrected over the table decide; the intervals shown are for one comparison each.
     others = [row for row in board.rows if row.paired is not None]
     if not others:
         return ""
@@ -87,6 +88,7 @@ def _closest(board: Leaderboard, rows: Sequence[LeaderRow], comparisons: int) ->
     tests = {row.label: _test(row) for row in rows if _test(row).spread > 0 and not row.lost}
     if not tests:
         return ""
+    # The closest to being settled is not the largest difference, but the largest against its own noise.
     label = max(tests, key=lambda label: abs(tests[label].difference) / tests[label].spread)
     test = tests[label]
     seeds = seeds_needed(test.difference, test.spread, comparisons)

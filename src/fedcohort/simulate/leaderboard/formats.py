@@ -203,6 +203,7 @@ def to_text(table: Table, width: int = 80) -> str:
     """
     cells = [[f"{c.text} {c.note}".strip() for c in row] for row in table.rows]
     lines = [*textwrap.wrap(table.lead, width), *([""] * bool(table.lead)), table.title]
+    # Cutting a column off would hide it without a word, so what does not fit follows below.
     blocks: list[list[int]] = [[0]]
     for column in range(1, len(table.columns)):
         if len(blocks[-1]) > 1 and _total_width(table, cells, [*blocks[-1], column]) > width:

@@ -223,6 +223,7 @@ def _rows(
     ideal: float | None,
 ) -> list[LeaderRow]:
     """Return a row for each label, best first."""
+    # By seed, because only the same seed means the same federation.
     ends = {label: {seed.seed: seed.terminal for seed in seeds} for label, seeds in by_label.items()}
     groups = {label: {seed.seed: seed.fair["worst_group"] for seed in seeds} for label, seeds in by_label.items()}
     paired, paired_groups = _paired_with(base, ends), _paired_with(base, groups)
@@ -296,6 +297,7 @@ def _default_target(base: str, ends: Sequence[float], metric: Metric) -> tuple[f
     level = Spread.of(list(ends)).mean
     if math.isnan(level):
         return math.nan, f"unknown, {base} has no terminal {metric.name}"
+    # A whole percent is easier to cite than 86.43%; of numbers near 0 nothing would be left.
     step = 100 if abs(level) >= 0.01 else 10_000
     # Rounded down, so that the baseline itself reaches it. 1e-9 keeps 0.29, which is 28.999... percent in binary.
     rounded = "rounded down" if metric.higher else "rounded up"
@@ -343,6 +345,7 @@ def _fair(run: RunNumbers, options: Options) -> dict[str, float]:
     for name in FAIRNESS:
         values = np.asarray(run.values.get(name, ()), np.float64)
         known = values[np.isfinite(values)]
+        # Where a lost run stood when it was lost is no end, and would flatter its selector.
         if not len(known) or (name in AT_THE_END and run.state in LOST):
             fair[name] = math.nan
         elif name in AT_THE_END:

@@ -51,6 +51,7 @@ class PairedComparison:
     def of(cls, differences: Sequence[float]) -> PairedComparison:
         """Compare over the seeds whose difference is known; the p-value is not corrected yet."""
         values = np.asarray(differences, np.float64)
+        # A seed that only one of the two ended says nothing about their difference.
         known = values[~np.isnan(values)]
         return cls(
             seeds=len(known),

@@ -204,8 +204,10 @@ def leaderboard_table(
         Out of :data:`COLUMNS`; those that nothing is known about are left out.
     """
     check_columns(columns)
+    # A row with fewer seeds than others says so: its mean is over other federations.
     most = max(row.runs for row in board.rows)
     labels = [_label(row, most, (line_styles or {}).get(row.label)) for row in board.rows]
+    # Without simulated time a column of seconds would be empty, and rounds are the only answer to "how soon?".
     if "time" in columns and not board.timed and "rounds" not in columns:
         columns = ["rounds" if name == "time" else name for name in columns]
     shown = [column for column in _columns(board) if column.name in columns]
@@ -223,6 +225,7 @@ def pairs_table(board: Leaderboard) -> Table | None:
     """Return every pair of selectors compared seed by seed; None if the leaderboard has all or nothing is known."""
     ends = {row.label: {seed.seed: seed.terminal for seed in row.seeds} for row in board.rows}
     pairs = list(itertools.combinations(ends, 2))
+    # With two selectors the leaderboard is this table; with very many, the correction leaves nothing to see.
     if not 1 < len(pairs) <= _MAX_PAIRS:
         return None
     tests = PairedComparison.corrected(
@@ -350,6 +353,7 @@ def _target_columns(board: Leaderboard) -> Iterator[_Column]:
     if any(0 < row.main.rounds.count < row.runs for row in rows):
         about += "; 1/3: one seed of three arrives"
     about += "."
+    # The highest target first: it is the one that the speed-up and the conclusion are about.
     for i in reversed(range(len(board.targets))):
         level = board.metric.level(board.targets[i])
         if board.timed:
@@ -413,6 +417,7 @@ def _mark_best(cells: Sequence[Cell], values: Sequence[float], choose: Callable[
     known = {i: v for i, v in enumerate(values) if not math.isnan(v)}
     if len(known) < 2:
         return list(cells)
+    # Compared as shown: of two cells that read 92.0%, marking one would claim a difference that nobody sees.
     best = cells[int(choose(known, key=lambda i: known[i]))].text
     return [replace(cell, best=i in known and cell.text == best) for i, cell in enumerate(cells)]
 
