@@ -122,7 +122,7 @@ def test_random_layers_draw_the_same_numbers_in_a_stack_and_alone(name):
     x = torch.randn(6, 3, 8, 8)
     keys = torch.as_tensor(stream_keys(*(np.asarray(part) for part in (7, 2, [1, 5], 3))))
     drawn: list[torch.Tensor] = []
-    original = LayerRules.uniform
+    original = LayerRules.bits
 
     def watched(rules, shape, device=None):
         values = original(rules, shape, device)
@@ -130,7 +130,7 @@ def test_random_layers_draw_the_same_numbers_in_a_stack_and_alone(name):
         return values
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(LayerRules, "uniform", watched)
+        patch.setattr(LayerRules, "bits", watched)
         for key in keys:
             with LayerRules(key):
                 module(x)

@@ -53,14 +53,13 @@ class FlatModel:
         for name, tensor in (*trained, *buffers):
             self.slots.append(Slot(name, self.n_params, tuple(tensor.shape)))
             self.n_params += tensor.numel()
-        self._parameters = [p for _, p in trained]
+        self.parameters = [p for _, p in trained]
         self._owners = [(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name, _ in buffers]
-        self._arena: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
     def _tensors(self) -> list[torch.Tensor]:
         # Buffers are looked up by name, because a module may put a new tensor in the place of an old one.
-        return [*self._parameters, *(getattr(owner, name) for owner, name in self._owners)]
+        return [*self.parameters, *(getattr(owner, name) for owner, name in self._owners)]
 
     @torch.no_grad()
     def load(self, vector: torch.Tensor) -> nn.Module:
@@ -77,42 +76,13 @@ class FlatModel:
 
     def vector(self) -> torch.Tensor:
         """Return the module as a new flat vector (P,)."""
-        result = torch.empty(self.n_params, dtype=self._parameters[0].dtype, device=self._parameters[0].device)
+        result = torch.empty(self.n_params, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
         self.store(result)
         return result
 
-    def arena(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the trained parameters and their gradients, each as one tensor that the module computes with.
-
-        So a step of SGD is a few operations, instead of a few for every parameter. Each parameter begins at a multiple
-        of 64 bytes, as it does when torch allocates it: the order of a sum may depend on where its numbers are.
-        """
-        if self._arena is None:
-            first = self._parameters[0].detach()
-            size = sum(_padded(p.numel()) for p in self._parameters)
-            self._arena = first.new_zeros(size), first.new_zeros(size)
-            for parameter, part in zip(self._parameters, self._parts(self._arena[0]), strict=True):
-                part.copy_(parameter.detach())
-                parameter.data = part
-        for parameter, part in zip(self._parameters, self._parts(self._arena[1]), strict=True):
-            parameter.grad = part
-        return self._arena
-
-    def to_arena(self, vector: torch.Tensor) -> torch.Tensor:
-        """Return the first ``n_trainable`` numbers of ``vector`` where :meth:`arena` has them."""
-        result = torch.zeros_like(self.arena()[0])
-        for slot, part in zip(self.slots, self._parts(result), strict=False):
-            part.copy_(slot.of(vector))
-        return result
-
-    def from_arena(self, values: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy what :meth:`arena` gives into the first ``n_trainable`` numbers of ``out``."""
-        for slot, part in zip(self.slots, self._parts(values), strict=False):
-            slot.of(out).copy_(part)
-
-    def _parts(self, arena: torch.Tensor) -> list[torch.Tensor]:
-        parts = torch.split(arena, [_padded(p.numel()) for p in self._parameters])
-        return [part[: p.numel()].view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+    def split(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Return the trained parts of a vector (P,) in the shapes of :attr:`parameters`."""
+        return [slot.of(vector) for slot in self.slots[: len(self.parameters)]]
 
     def tensors(self, weights: torch.Tensor, state: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the module's tensors by name, as ``torch.func.functional_call`` takes them.
@@ -130,10 +100,6 @@ class FlatModel:
                 part = Slot(slot.name, slot.offset - self.n_trainable, slot.shape).of(state)
                 result[slot.name] = _as_dtype(part, tensor.dtype)
         return result
-
-
-def _padded(numel: int) -> int:
-    return -(-numel // 16) * 16
 
 
 def _travels(module: nn.Module, name: str, buffer: torch.Tensor) -> bool:

@@ -33,10 +33,15 @@ def _signed(value: int) -> int:
 
 
 def _mix(z: torch.Tensor) -> torch.Tensor:
+    """Hash numbers in place; only the high bits are used, which the last shift of SplitMix64 leaves alone."""
     # int64 has no logical shift, so the copies of the sign are masked.
-    z = (z ^ ((z >> 30) & (2**34 - 1))) * _signed(_FIRST)
-    z = (z ^ ((z >> 27) & (2**37 - 1))) * _signed(_SECOND)
-    return z ^ ((z >> 31) & (2**33 - 1))
+    z.bitwise_xor_((z >> 30).bitwise_and_(2**34 - 1)).mul_(_signed(_FIRST))
+    return z.bitwise_xor_((z >> 27).bitwise_and_(2**37 - 1)).mul_(_signed(_SECOND))
+
+
+@functools.lru_cache(maxsize=64)
+def _places(count: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(count, device=device) * _signed(_STEP)
 
 
 def stream_keys(seed: IntArray, round: IntArray, client: IntArray, step: IntArray) -> IntArray:
@@ -90,14 +95,16 @@ class LayerRules(TorchFunctionMode):
                 return _entered(function)(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
-    def uniform(self, shape: Sequence[int], device: torch.device | str | None = None) -> torch.Tensor:
-        """Draw numbers in [0, 1), in multiples of 2**-24. Rows that are appended do not change those before them."""
+    def bits(self, shape: Sequence[int], device: torch.device | str | None = None) -> torch.Tensor:
+        """Draw numbers of 64 bits. Rows that are appended do not change those before them."""
         assert self.key is not None
         stream = _mix(self.key + _signed(self.draws * _STEP % 2**64))
         self.draws += 1
-        place = torch.arange(math.prod(shape), device=device or self.key.device)
-        bits = _mix(stream + place * _signed(_STEP))
-        return (((bits >> 40) & (2**24 - 1)).float() * 2.0**-24).view(tuple(shape))
+        return _mix(stream + _places(math.prod(shape), torch.device(device or self.key.device))).view(tuple(shape))
+
+    def uniform(self, shape: Sequence[int], device: torch.device | str | None = None) -> torch.Tensor:
+        """Draw numbers in [0, 1), in multiples of 2**-24."""
+        return ((self.bits(shape, device) >> 40) + 2**23).float().mul_(2.0**-24)
 
     def normal(self, shape: Sequence[int], device: torch.device | str | None = None) -> torch.Tensor:
         """Draw standard normal numbers, by inverting their distribution function."""
@@ -146,7 +153,8 @@ def _random(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
 def _kept(rules: LayerRules, x: torch.Tensor, p: float, *, channels: bool) -> torch.Tensor:
     """Return 1 for what dropout keeps and 0 for the rest, for single numbers or whole channels."""
     shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if channels else x.shape
-    return (rules.uniform(shape, x.device) >= p).to(x.dtype)
+    # Compared as whole numbers, which saves the way to floating point.
+    return (rules.bits(shape, x.device) >= min(round(p * 2.0**64) - 2**63, 2**63 - 1)).to(x.dtype)
 
 
 def _dropout(channels: bool, alpha: bool, in_place: bool) -> Callable[..., torch.Tensor]:

@@ -95,7 +95,7 @@ class ModuleBackend:
             with self._seed_torch(table, job):
                 train_plain(
                     flat,
-                    store.x[store.sample[first : first + n]].view(n, *store.shape),
+                    store.x.view(len(store.x), *store.shape),
                     store.targets_of(first, n),
                     table.plan(job, local),
                     local,
@@ -106,6 +106,7 @@ class ModuleBackend:
                     crops=table.crops(job, local) if local.augment else None,
                     losses=self._own,
                     keys=stream_keys(seed, round_, client, np.arange(steps)) if self._draws else None,
+                    rows=store.sample[first : first + n],
                     precision=self._precision,
                 )
             flat.store(out[job])
@@ -145,15 +146,16 @@ class ModuleBackend:
             count = int(spans.count[unit])
             x, y = self._samples(int(spans.first[unit]), count)
             module = flat.load(models[int(spans.run[unit])]).eval()
-            gradient = flat.arena()[1].zero_()
             with torch.enable_grad():
                 for part, labels in zip(torch.split(x, _CHUNK), torch.split(y, _CHUNK), strict=True):
                     with own_code(), autocast(self._precision, self._device):
                         logits = module(part.view(len(part), *self._store.shape))
                     loss = self._losses(logits.float(), labels).sum() / count
                     with own_code():
-                        loss.backward()  # type: ignore[no-untyped-call]
-            flat.from_arena(gradient, out[unit])
+                        found = torch.autograd.grad(loss, flat.parameters, allow_unused=True)
+                    for total, gradient in zip(flat.split(out[unit]), found, strict=True):
+                        if gradient is not None:
+                            total.add_(gradient)
 
         self._each(np.flatnonzero(spans.count).tolist(), work)
         return out

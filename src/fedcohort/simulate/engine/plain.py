@@ -57,6 +57,7 @@ def train_plain(
     crops: IntArray | None = None,
     losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     keys: IntArray | None = None,
+    rows: torch.Tensor | None = None,
     precision: str = "tf32",
 ) -> None:
     """Train ``model`` in place for one round on one client's samples, with the steps of ``torch.optim.SGD``.
@@ -67,6 +68,8 @@ def train_plain(
         The global model; afterwards the client's.
     x, y : torch.Tensor
         The client's training samples (n, ...) and labels (n,).
+    rows : (n,) int tensor, optional
+        Where the client's samples are, if ``x`` has those of others, too.
     plan : BatchPlan
         From :func:`fedcohort.training.local.batch_plan`.
     local : LocalTraining
@@ -89,48 +92,55 @@ def train_plain(
     precision : str
         See :func:`~fedcohort.simulate.engine.precision.autocast`.
     """
-    _check(x, y, local, crops)
+    _check(x if rows is None else rows, y, local, crops)
     flat = model if isinstance(model, FlatModel) else FlatModel(model)
-    module = flat.module
-    weights, gradient = flat.arena()
-    velocity = torch.zeros_like(weights) if local.momentum else None
-    start = weights.clone() if prox else None
-    shift = None if correction is None else flat.to_arena(correction)
-    pseudo = pseudo_labels(module, x) if local.loss == "robust" else None
-    rates = local.lr_schedule(round, len(plan.counts), batches_per_epoch or local.batches_per_epoch(len(x)))
+    module, parameters = flat.module, flat.parameters
+    start = [p.detach().clone() for p in parameters] if prox else None
+    shift = None if correction is None else flat.split(correction)
+    velocity = [torch.zeros_like(p) for p in parameters] if local.momentum else None
+    pseudo = pseudo_labels(module, x if rows is None else x[rows]) if local.loss == "robust" else None
+    rates = local.lr_schedule(round, len(plan.counts), batches_per_epoch or local.batches_per_epoch(len(y)))
     table = crop_table(tuple(x.shape[1:])).to(x.device) if crops is not None else None
     module.train()
     for step, (row, count) in enumerate(zip(plan.indices, plan.counts, strict=True)):
         batch = torch.as_tensor(row[:count], device=x.device)
-        images = x[batch]
+        images = x[batch if rows is None else rows[batch]]
         if table is not None and crops is not None:
             which = torch.as_tensor(crops[step, :count], device=x.device)
             images = crop(images.flatten(1), table, which).view_as(images)
         targets = y[batch]
-        gradient.zero_()
         rules = contextlib.nullcontext() if keys is None else LayerRules(torch.tensor(int(keys[step]), device=x.device))
         with torch.enable_grad():
             with own_code(), autocast(precision, x.device), rules:
                 logits = module(images)
-            logits = logits.to(weights.dtype)
+            logits = logits.to(parameters[0].dtype)
             if losses is not None:
                 loss = losses(logits, targets).mean()
             elif pseudo is None:
                 loss = F.cross_entropy(logits, targets)
             else:
                 loss = robust_loss(logits, targets, pseudo[batch], local).mean()
+            for parameter in parameters:
+                parameter.grad = None
             with own_code():
                 loss.backward()  # type: ignore[no-untyped-call]
-        # From here on one pass over the whole vector each, instead of one over every parameter.
+        # As torch.optim.SGD does it, bit for bit, without its checks. A parameter that took no part is left alone.
+        used = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
+        gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+        weights = [parameters[place].data for place in used]
         if start is not None:
-            gradient.add_(weights - start, alpha=prox)
+            moved = torch._foreach_sub(weights, [start[place] for place in used])
+            torch._foreach_add_(gradients, moved, alpha=prox)
         if shift is not None:
-            gradient.add_(shift)
+            torch._foreach_add_(gradients, [shift[place] for place in used])
         if local.weight_decay:
-            gradient.add_(weights, alpha=local.weight_decay)
+            torch._foreach_add_(gradients, weights, alpha=local.weight_decay)
         if velocity is not None:
-            velocity.mul_(local.momentum).add_(gradient)
-        weights.sub_(gradient if velocity is None else velocity, alpha=float(rates[step]))
+            momenta = [velocity[place] for place in used]
+            torch._foreach_mul_(momenta, local.momentum)
+            torch._foreach_add_(momenta, gradients)
+            gradients = momenta
+        torch._foreach_add_(weights, gradients, alpha=-float(rates[step]))
 
 
 def _check(x: torch.Tensor, y: torch.Tensor, local: LocalTraining, crops: IntArray | None) -> None:

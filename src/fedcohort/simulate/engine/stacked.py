@@ -188,12 +188,16 @@ class FunctionalNet(StackedNet):
         """Do the same for the first model in the plain loop."""
         flat = FlatModel(copy.deepcopy(self.flat.module).train())
         gradient, after = torch.zeros(flat.n_params), torch.empty(flat.n_params)
-        flat.arena()
         rules = LayerRules(torch.tensor(0) if self.draws else None)
         with torch.enable_grad(), own_code(), autocast(self.precision, x.device), rules:
             outputs = flat.module(x.view(len(x), *self.sample)).float()
-        outputs.backward(_slopes(outputs))
-        flat.from_arena(flat.arena()[1], gradient)
+        for total, part in zip(
+            flat.split(gradient),
+            torch.autograd.grad(outputs, flat.parameters, _slopes(outputs), allow_unused=True),
+            strict=True,
+        ):
+            if part is not None:
+                total.copy_(part)
         flat.store(after)
         return [outputs.detach(), gradient, after]
 
