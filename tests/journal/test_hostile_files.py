@@ -27,7 +27,7 @@ from fedcohort.journal.codec import compress, decompress, pack
 from fedcohort.journal.reading import JournalReader
 from fedcohort.session.explain import explain_round
 from fedcohort.simulate.store.live import LiveFeed
-from fedcohort.simulate.store.results import ResultsError
+from fedcohort.simulate.store.parts import ResultsError
 from fedcohort.simulate.store.writer import lock_folder, write_atomically
 from tests.forge import forge
 

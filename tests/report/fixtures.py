@@ -21,7 +21,8 @@ from fedcohort.core.signals import Signal
 from fedcohort.session import Session
 from fedcohort.simulate.metrics import imbalance
 from fedcohort.simulate.store.live import LiveFeed
-from fedcohort.simulate.store.results import FORMAT_VERSION, FederationFacts, RunInfo, rounds_schema
+from fedcohort.simulate.store.parts import rounds_schema
+from fedcohort.simulate.store.results import FORMAT_VERSION, FederationFacts, RunInfo
 from fedcohort.simulate.store.writer import ExperimentWriter
 
 CLASSES = 10

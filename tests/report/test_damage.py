@@ -22,7 +22,8 @@ from fedcohort.report.dashboard.app import create_app
 from fedcohort.report.dashboard.server import check
 from fedcohort.report.dashboard.watcher import UNREADABLE, Watcher
 from fedcohort.session import Session
-from fedcohort.simulate.store.results import ResultsError, load, part_bytes, read_part
+from fedcohort.simulate.store.parts import ResultsError, part_bytes, read_part
+from fedcohort.simulate.store.results import load
 
 CASES = int(os.environ.get("FEDCOHORT_DAMAGES", "50"))
 JUNK = ["null", "[]", "{}", "NaN", "-1", '"x"', "[1e999]", '{"run": 3}', "1e400", "true", "[[[]]]", '{"a": {}}']

@@ -22,7 +22,7 @@ from fedcohort.journal.presence import Presence
 from fedcohort.report.dashboard.server import check
 from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.session import Session
-from fedcohort.simulate.store.results import rounds_schema
+from fedcohort.simulate.store.parts import rounds_schema
 
 CHOICES = ("uniform", "fedcm-ts")
 

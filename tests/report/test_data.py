@@ -12,7 +12,8 @@ import pytest
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.report.data import load_bundle
-from fedcohort.simulate.store.results import RunInfo, load, part_bytes, part_files, read_part, rounds_schema
+from fedcohort.simulate.store.parts import part_bytes, part_files, read_part, rounds_schema
+from fedcohort.simulate.store.results import RunInfo, load
 from fedcohort.simulate.store.writer import lock_folder
 
 

@@ -11,7 +11,8 @@ from fedcohort.simulate import runner
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.runner import Simulation
-from fedcohort.simulate.store.results import ResultsError, load
+from fedcohort.simulate.store.parts import ResultsError
+from fedcohort.simulate.store.results import load
 from tests.experiments import run_experiment
 
 TABLE = {

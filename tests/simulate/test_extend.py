@@ -9,7 +9,8 @@ from fedcohort.simulate.config.toml import ConfigError, merge_tables
 from fedcohort.simulate.leaderboard.rows import AT_THE_END, SO_FAR
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.runner import Simulation
-from fedcohort.simulate.store.results import ResultsError, load
+from fedcohort.simulate.store.parts import ResultsError
+from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import lock_folder
 from tests.experiments import run_experiment
 

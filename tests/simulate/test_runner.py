@@ -26,7 +26,8 @@ from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.runner import Simulation, default_out
 from fedcohort.simulate.store import results
 from fedcohort.simulate.store.checkpoint import Checkpoint, by_round
-from fedcohort.simulate.store.results import ResultsError, load
+from fedcohort.simulate.store.parts import ResultsError
+from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import ExperimentWriter, lock_folder
 from tests.experiments import run_experiment
 

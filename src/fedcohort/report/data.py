@@ -27,7 +27,8 @@ from fedcohort.simulate.leaderboard import (
     setting_name,
 )
 from fedcohort.simulate.leaderboard.words import names
-from fedcohort.simulate.store.results import Results, ResultsError, load
+from fedcohort.simulate.store.parts import ResultsError
+from fedcohort.simulate.store.results import Results, load
 
 if TYPE_CHECKING:
     from fedcohort.simulate.store.facts import FederationFacts

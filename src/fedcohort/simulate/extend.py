@@ -16,7 +16,8 @@ from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.config.experiment import MAX_RUNS, Experiment
 from fedcohort.simulate.config.toml import ConfigError, read_started
 from fedcohort.simulate.store import checkpoint as checkpoints
-from fedcohort.simulate.store.results import ResultsError, load
+from fedcohort.simulate.store.parts import ResultsError
+from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import check_continuable
 
 

@@ -38,7 +38,8 @@ from fedcohort.simulate.rounds.trial import try_selectors
 from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.facts import FederationFacts
 from fedcohort.simulate.store.live import LiveFeed
-from fedcohort.simulate.store.results import ResultsError, RunInfo, parse_engines, read_meta, read_runs
+from fedcohort.simulate.store.parts import ResultsError
+from fedcohort.simulate.store.results import RunInfo, parse_engines, read_meta, read_runs
 from fedcohort.simulate.store.writer import ExperimentWriter, check_continuable, lock_folder, write_atomically
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from fedcohort.core.errors import DeviceError, FedcohortError, JournalError, Sel
 from fedcohort.core.registry import is_reference
 from fedcohort.core.text import error_place, error_text
 from fedcohort.simulate.own_code import OwnCodeError
-from fedcohort.simulate.store.results import ResultsError
+from fedcohort.simulate.store.parts import ResultsError
 
 if TYPE_CHECKING:
     from fedcohort.simulate.config.experiment import RunPlan

@@ -30,7 +30,7 @@ from fedcohort.simulate.rounds.asynchronous import AsynchronousGroup, check_asyn
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.process_count import choose_process_count, training_operations
 from fedcohort.simulate.rounds.run import check_fits, check_plan
-from fedcohort.simulate.store.results import ResultsError
+from fedcohort.simulate.store.parts import ResultsError
 from fedcohort.simulate.tasks import Task
 
 _SUITS = {"class": "classification", "number": "regression", "token": "next-token prediction"}

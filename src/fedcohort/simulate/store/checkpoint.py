@@ -21,7 +21,7 @@ import numpy as np
 from fedcohort.core.archives import DAMAGE
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.files import open_file
-from fedcohort.simulate.store.results import ResultsError
+from fedcohort.simulate.store.parts import ResultsError
 from fedcohort.simulate.store.writer import write_atomically
 
 _SHARE = 0.05  # the most time spent on checkpoints, unless every round has one; large models are written less often

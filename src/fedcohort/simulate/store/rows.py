@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcohort.simulate.arrow import arrow
-from fedcohort.simulate.store.results import rounds_schema
+from fedcohort.simulate.store.parts import rounds_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

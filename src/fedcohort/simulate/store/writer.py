@@ -24,13 +24,9 @@ from fedcohort.core.files import read_file, refuse_links, write_file
 from fedcohort.journal.lock import try_lock
 from fedcohort.simulate.arrow import arrow
 from fedcohort.simulate.store.facts import FederationFacts
-from fedcohort.simulate.store.results import (
+from fedcohort.simulate.store.parts import (
     COVERS,
-    FOLDERS,
-    FORMAT_VERSION,
     ResultsError,
-    RunInfo,
-    is_partial_creation,
     next_part,
     part_bytes,
     part_files,
@@ -39,6 +35,7 @@ from fedcohort.simulate.store.results import (
     run_codes,
     run_names,
 )
+from fedcohort.simulate.store.results import FOLDERS, FORMAT_VERSION, RunInfo, is_partial_creation
 
 if TYPE_CHECKING:
     import pyarrow as pa
