@@ -181,6 +181,7 @@ class _Audit(Replay):
     def __init__(self, journal: Journal, meta: Mapping[str, Any], selector: Selector[Any]) -> None:
         super().__init__(journal, meta, selector)
         self.chain = list(links(journal.database.connection))
+        # The chain says in which order rows were written, and the rows what was in them.
         # By tagged digest, the table and the key of each row.
         self.rows = {
             TAGS[name] + table.digest(salt, row): (name, tuple(row[: len(table.key)]))
@@ -219,6 +220,7 @@ class _Audit(Replay):
                 deleted += max(less - added, 0)
             self.recorded_again = gone["metrics"] - deleted
             removed = sum(gone[table] for table in _ONCE) + deleted
+            # The rest of the checks does not need the gaps.
             if not removed:  # a session cannot be replayed past a gap
                 self._replay()
             self._check_signature(public)
@@ -305,6 +307,7 @@ class _Audit(Replay):
                     self._step(*place)
                 except (JournalError, ValueError, TypeError, LookupError) as error:
                     raise DoesNotFollow(f"The row {place} does not fit the others: {error}") from error
+        # Readers see the table of clients, and the replay its versions; they must end alike.
         stored = {name: data for name, data in self.journal.facts().items() if name != "attributes"}
         if self.facts != stored:
             raise DoesNotFollow("The table of clients is not the newest version of it.")

@@ -154,6 +154,7 @@ def prove_participation(journal: str | Path | Journal) -> Proof:
         what = difference(changes[-1].rules if changes else None, rules)
         changes.append(_Change(int(body["round"]), int(body["ticket"]), rules, what))
     abandoned = {body["ticket"] for body in journal.events(ABANDONED)}
+    # DP-FTRL counts releases, and an abandoned round has released nothing.
     counted = [row for row in rows if row.ticket not in abandoned and len(row.clients)]
     past, breaches = _participations(counted, changes, table)
     distances = [later - sooner for history in past.values() for sooner, later in pairwise(history.rounds)]

@@ -57,6 +57,7 @@ class Replay:
     def start(self, table: ClientTable) -> None:
         """Start the session with its first clients."""
         signals = self.meta["signals"]
+        # No journal and no shadows: a replay changes nothing, and shadows never change a cohort.
         # Without rules, because they are recorded as events.
         self.session = Session(
             self.selector,
@@ -108,6 +109,7 @@ class Replay:
         """Report the recorded replies of a cohort; ``abandoned`` is the reason if it was abandoned."""
         whole = ReplyBlock.join(ticket, blocks)
         metrics = {Signal.by_name(name): column for name, column in whole.metrics.items()}
+        # Late replies are not told: they changed no state when they came, either.
         # A complete report would close the cohort, which could then not be abandoned.
         report = RoundReport(
             ticket, whole.clients, whole.status, metrics=metrics, kept=whole.kept, complete=abandoned is None

@@ -199,6 +199,7 @@ class ClientTable:
             if not isinstance(labels, LabelCounts | LabelFactor | LabelGram | LabelGramRows):
                 raise input_error("labels", "LabelCounts, LabelFactor, LabelGram or LabelGramRows", labels)
             counts["labels"] = len(label_rows(labels))
+        # Whoever tells its label counts has told its size.
         if size_array is None and isinstance(labels, LabelCounts):
             size_array = labels.sizes
         object.__setattr__(self, "n", _agreed_count(counts))
@@ -310,6 +311,7 @@ class ClientTable:
         if self._names is not None:
             return name in self._index
         # Python refuses to convert strings of many thousand digits.
+        # "007" is not the name of client 7, so that every client has one name.
         if not isinstance(name, str) or not name.isdecimal() or len(name) > len(str(self.n)):
             return False
         return str(int(name)) == name and int(name) < self.n

@@ -267,6 +267,7 @@ class Parameterized:
         check_values(self, {info.name: info.constraint for info in infos})
         for info in infos:
             value = getattr(self, info.name)
+            # Frozen parameters are hashed and compared, which lists cannot be.
             if isinstance(value, list):  # from TOML or JSON; a frozen object must not hold a mutable list
                 object.__setattr__(self, info.name, tuple(value))
 

@@ -116,6 +116,8 @@ def resolve_reference(reference: str) -> tuple[Any, str]:
 
 def _module_of_file(path: Path) -> ModuleType:
     """Import a file once, whatever its name; it can import its neighbours."""
+    # Importing a file twice would give two classes of the same name, and a selector that is not an instance of its own
+    # class.
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
             return module

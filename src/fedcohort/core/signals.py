@@ -289,6 +289,7 @@ class Signal:
     @classmethod
     def by_name(cls, name: str | Signal) -> Signal:
         """Return the signal with this name; the error suggests the nearest name."""
+        # A journal may name the signal of a method whose module nobody has imported yet.
         if cls.get(name) is None:
             importlib.import_module(_OF_METHODS)
         signal = cls.get(name)

@@ -23,6 +23,7 @@ from fedcohort.journal.schema import TABLES
 TAGS = {name: bytes([number]) for number, name in enumerate(TABLES)}
 """By table, the byte before a digest. It says what was written, also when the row is gone."""
 _NAMES = {tag[0]: name for name, tag in TAGS.items()}
+# A digest is not shortened: whoever writes a journal could look for two rows with the same short one.
 _ENTRY = 33  # bytes of a tag and a digest
 _COUNTS = struct.Struct(">qq?q")
 
@@ -52,6 +53,7 @@ class Head(NamedTuple):
     def following(self, added: bytes, removed: bytes, *, in_use: bool, generation: int) -> Head:
         """Return the head after one more link."""
         number = self.number + 1
+        # The length of the first list, so that no digest can be moved from one list to the other.
         counts = _COUNTS.pack(number, generation, in_use, len(added))
         link = hashlib.sha256(b"".join([self.link, counts, added, removed])).digest()
         return Head(self.first or link.hex(), number, generation, in_use, link)
@@ -86,6 +88,7 @@ class Link(NamedTuple):
 
 def read_head(connection: sqlite3.Connection) -> Head:
     """Return the newest link; :class:`JournalError` if there is none."""
+    # Two lookups by key, because a journal may have a million links.
     ends = [
         connection.execute(f"SELECT id, generation, in_use, link FROM chain ORDER BY id {order} LIMIT 1").fetchone()
         for order in ("ASC", "DESC")

@@ -144,6 +144,7 @@ class Database:
     def change(self, name: str, key: Sequence[Any], **values: Any) -> None:
         """Change columns of the row with this key, which keeps its place."""
         table = TABLES[name]
+        # A row's digest is over all its columns, so all are read, although few change.
         rows = self.fetch(f"SELECT {table.names} FROM {name} WHERE {table.where_key}", key)
         if not rows:
             raise JournalError(f"The journal {self.name} has no row {tuple(key)} of {name}.")
@@ -208,6 +209,7 @@ class Database:
                 # A kill at any line below leaves either no journal or a complete one. The content is durable before
                 # the file gets its name, and the lock file counts the commit before a file without it could appear.
                 new, connection = self._being_created, self.connection
+                # In WAL mode readers never wait for the session, nor it for them.
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.close()
                 with open(new, "rb+") as stream:
@@ -306,6 +308,7 @@ class Database:
             return
         # Never before the commit: a mark that is ahead of the file looks like a loss.
         self._lock.mark(self._mark)
+        # Copying after every commit would wait for the disk twice; never copying would make -wal grow without end.
         if time.monotonic() - self._checkpointed > CHECKPOINT_SECONDS:
             self.checkpoint()
 
@@ -376,6 +379,7 @@ class Database:
         if self._lock is not None:
             self._lock.drop()
             self._lock = None
+        # A forked child has the same file descriptors and locks as its parent.
         # Closing it would make SQLite tidy up files that the parent still uses. So keep it until the process ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
         self._connection = None

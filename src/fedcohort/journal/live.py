@@ -33,6 +33,7 @@ class LiveRounds:
         remove_live(path)
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode = WAL")
+        # Anybody may delete this file at any time; the journal is the record.
         self._db.execute("PRAGMA synchronous = OFF")  # it is only a copy
         for table, columns in _COLUMNS.items():
             self._db.execute(f"CREATE TABLE {table} (run TEXT NOT NULL, {columns})")

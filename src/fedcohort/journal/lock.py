@@ -138,6 +138,7 @@ class Lock:
 
     def mark(self, mark: Mark, *, sync: bool = False) -> None:
         """Write a mark to the lock file."""
+        # On a full disk the session must go on; the next mark may fit.
         with contextlib.suppress(OSError):  # an outdated mark is still true: it says "at least"
             if hasattr(os, "pwrite"):
                 os.pwrite(self._file, mark.encode(), 0)

@@ -210,6 +210,7 @@ class Eraser:
             raise InputError("The clients of this journal have no names to forget.")
         self.client, self.index = client, table.index(client)
         self.stand_in = f"{FORGOTTEN}-{self.index}"
+        # Forgetting "anna" must leave "anna maria" as she is.
         longer = sorted((n for n in table.names if client.lower() in n.lower() and n != client), key=len, reverse=True)
         self._others = set(longer)
         # Whole words only: a longer word that happens to contain the name stays.

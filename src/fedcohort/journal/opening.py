@@ -116,6 +116,7 @@ def open_for_writing(
         Signs every link.
     """
     file = _existing(path)
+    # SQLite would open it for reading, and the first event would fail after clients have trained.
     if not os.access(file, os.W_OK):
         raise JournalError(
             f"The journal {path} is read-only, so no session can continue it.",
@@ -157,6 +158,7 @@ def open_for_writing(
 
 def open_for_reading(path: Path) -> Database:
     """Return an existing journal, checked. A session may be writing it, and its folder may be read-only."""
+    # The mark is read before the file: a session may commit in between, and a mark that is too new looks like a loss.
     database, mark, with_companion = open_unchecked(path)
     try:
         with _errors(path):
@@ -287,6 +289,7 @@ def copy(path: Path, to: Path) -> None:
     """Copy a journal to one complete file. A session may be writing the original."""
     if to.exists():
         raise JournalError(f"The file {to} already exists; a copy would overwrite it.", hint="choose another file")
+    # Under another name until it is complete: half a backup must not look like one.
     new = to.with_name(to.name + NEW)
     try:
         new.unlink(missing_ok=True)
@@ -313,6 +316,7 @@ def snapshot(path: Path) -> bytes:
 def _copy(path: Path, to: sqlite3.Connection) -> None:
     source = open_for_reading(path)
     try:
+        # SQLite's backup reads one state of the file, however long it takes and whatever is written meanwhile.
         source.connection.backup(to)  # includes the companion's commits, which a copy of the file would lack
     finally:
         source.close()

@@ -122,6 +122,7 @@ class Presence:
     @property
     def is_fresh(self) -> bool:
         """Whether it was written a few seconds ago."""
+        # Two machines, two clocks: neither side is right.
         return abs(time.time() - self.at) < _DEAD_AFTER  # the other machine's clock may be ahead
 
 

@@ -100,6 +100,7 @@ def rewind(journal: Journal, savepoint: Savepoint) -> None:
     here, there = journal.newest(), (savepoint.ticket, savepoint.reply, savepoint.event)
     if here == there:
         return
+    # Rewinding can only drop rows. What the savepoint has and the journal lacks is gone.
     if any(ours < theirs for ours, theirs in zip(here, there, strict=True)):
         raise JournalError(
             f"The journal {journal.path} ends with ticket {here[0]}, before ticket {savepoint.ticket} where the "
@@ -127,6 +128,7 @@ def rewind(journal: Journal, savepoint: Savepoint) -> None:
             database.delete(table, "ticket > ?", ticket)
         database.delete("replies", "id > ?", (savepoint.reply,))
         database.delete("events", "id > ?", (savepoint.event,))
+        # Their replies were dropped above, so the host trains these cohorts again.
         for pending in savepoint.pending:  # they may have been closed since then
             database.delete("closed", "ticket = ?", (pending,))
         for selector in ("", *meta["shadows"]):

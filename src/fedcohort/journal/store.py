@@ -282,6 +282,7 @@ class Journal(JournalReader):
         rows = changed_rows(before, value) if isinstance(before, np.ndarray) else None
         if rows is not None and len(rows) == 0:
             return
+        # An index takes as much room as a number, so beyond a quarter of the rows the whole array is smaller.
         if rows is not None and value.nbytes > _SMALL_FIELD and len(rows) * 4 < len(value):
             block = pack_many({"rows": rows, "values": value[rows]})
             # Once the changed rows take as many bytes as the whole array, reading them costs more than they save.
@@ -300,6 +301,7 @@ class Journal(JournalReader):
 
         A client's code is 0 if it was not excluded; code i stands for the i-th reason, counted from 1.
         """
+        # One code for each client, because a reason for each of a million clients would be a million strings.
         data = base64.b64encode(compress(np.ascontiguousarray(codes, "<i2").tobytes())).decode()
         self.add_event(EXCLUDED, {"ticket": ticket, "reasons": list(reasons), "codes": data})
 

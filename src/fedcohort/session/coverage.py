@@ -163,6 +163,7 @@ class Tally:
         """
         last = self._last if active is None else self._last[active]
         sizes = np.asarray(self._sizes, np.float64)
+        # Members that left since are neither counted nor expected.
         candidates = np.minimum(self._candidates, len(last))
         window = min(self.window, len(sizes))
         since = self._rounds[-window] if window else 0
@@ -214,6 +215,7 @@ class CoverageMonitor:
         tally.add(round_, cohort, candidates)
         if tally.rounds < self._next or not log.isEnabledFor(self._level):
             return
+        # One check takes O(N + rounds), so it may not come in every round.
         self._next = tally.rounds + max(1, min(tally.window, tally.rounds) // 4)
         warning = tally.coverage(active).warning
         if warning is not None and not self._warned:

@@ -61,6 +61,7 @@ class _ParticipationLedger:
         self.last[clients] = round_
         self.count[clients] += 1
         self.recent.append((round_, clients))
+        # A run of a million rounds must not remember a million cohorts.
         while self.recent and self.recent[0][0] <= round_ - self.window:
             self.recent.popleft()
 
@@ -69,6 +70,7 @@ class _ParticipationLedger:
         ok = np.asarray(status) == Status.OK
         self.streak[clients[ok]] = 0
         self.streak[clients[~ok]] += 1
+        # Cohorts may be closed in another order than they were asked in.
         self.failed[clients[~ok]] = np.maximum(self.failed[clients[~ok]], ticket)
 
     def in_last(self, round_: int, rounds: int) -> IntArray:
@@ -168,6 +170,7 @@ class Referee:
     def _check_attributes(self, clients: Iterable[int]) -> None:
         """Find out which clients meet the condition, and their values of attributes with a quota or limit."""
         quotas, at_most, n = self.rules.quotas or {}, self.rules.at_most or {}, self._table.n
+        # Conditions are evaluated when attributes change and not in every round, which would take longer than all else.
         if len(self._unmet) != n:  # the federation has grown
             self._unmet = [None] * n
             self._values = {name: [None] * n for name in quotas}

@@ -64,6 +64,7 @@ def referee_from(rules: Rules, journal: Journal) -> Referee:
         if row.told_at is not None and blocks:
             cohort = Cohort(row.clients, round=row.round, ticket=row.ticket)
             status = np.asarray(in_cohort_order(cohort, blocks).status)
+            # Failures count once per cohort, also if its reports came in parts.
             # A client that had not replied when its cohort was abandoned has not failed.
             answered = status != Status.MISSING if row.ticket in abandoned else np.ones(len(status), np.bool_)
             referee.ledger.count_replies(row.ticket, row.clients[answered], status[answered])

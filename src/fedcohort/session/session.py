@@ -163,6 +163,7 @@ class Session:
         path = None if journal is None else check_journal_path(journal)
         clients = as_table(clients)
         turn = Turn(integer(seed, "'seed'", least=0), asynchronous=boolean(asynchronous, "'asynchronous'"))
+        # Everything is checked before the journal's file is created, so a mistake leaves nothing behind.
         supplied = None if signals is None else as_signals(signals)
         _check_options(rules, commit, sign)
         boolean(audit, "'audit'")
@@ -273,6 +274,7 @@ class Session:
             if at is not None:
                 rewind(journal, at)
             self = cls._continue_from(journal, selector, wanted, rules, quiet=commit == "manual")
+        # The journal knows why a shadow is blind now; at the savepoint it may have been for another reason.
         if at is not None:
             self._shadows = Shadows(self._shadows.running, at.blind)
         return self
@@ -297,6 +299,7 @@ class Session:
         rebuilt = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], adapted, journal.path)
         primary = StatefulSelector.from_state(rebuilt, members.table, seed, journal)
         pending = PendingCohorts.from_journal(journal, members.table)
+        # Everything comes from the journal, except selectors' code: from the caller or the registry.
         self = object.__new__(cls)  # the constructor would start a new journal
         self._referee = None
         self._assemble(
@@ -607,9 +610,12 @@ class Session:
         self._primary, self._shadows = primary, shadows
         self._turn = turn.following()
         self._prepared = None
+        # Not recorded: the monitor counts again when the session is opened.
         self._monitor.add(cohort.round, cohort.clients, self.active, len(candidates))
+        # An empty cohort is closed already: nobody will report.
         if cohort.size:
             self._pending.add(cohort)
+            # Counted when it is asked, because its update may be in a model whatever becomes of the report.
             if self._referee is not None:
                 self._referee.ledger.count_cohort(cohort.round, cohort.clients)
         return cohort
@@ -669,6 +675,7 @@ class Session:
                 hint="session.tell(cohort, loss=...) takes signals as keywords",
             )
         instance(report, RoundReport, "'report'", "a Cohort or a RoundReport")
+        # A closed ticket is not an error: a slow client answers after its round, and that is worth recording.
         item = self._pending.find(integer(report.ticket, "A report's ticket"))
         if item is None:
             self._tell_late(report)
@@ -743,6 +750,7 @@ class Session:
     def _close(self, item: PendingCohort, news: list[ReplyBlock], host: Any, abandoned: str | None = None) -> None:
         """Let every selector learn from a complete round."""
         cohort = item.cohort
+        # Selectors learn from each client of a cohort exactly once, so silent ones count as missing.
         news = item.closing_replies(news)
         replies = in_cohort_order(cohort, [*item.replies, *news])
         primary = self._primary.learn(cohort, replies)
@@ -878,6 +886,7 @@ class Session:
             self._record_dropped(failed, shadows)
         self._primary, self._shadows = primary, shadows
         # Rules, pending cohorts and the host's state may contain the old name, so all are read again from the journal.
+        # The host's state may name the client, too.
         meta = self.journal.meta()
         self._host_state = meta["host"]
         if self._referee is not None:
@@ -935,6 +944,7 @@ class Session:
         plain = {name: plain_attributes(name, facts) for name, facts in attributes.items()}
         blocked = blocked_names(self._journal, plain)
         news = {name: values for name, values in plain.items() if name not in blocked}
+        # A host sends attributes with every heartbeat; only a change is an event.
         if self._referee is None or all(self._referee.attributes.get(name) == values for name, values in news.items()):
             return
         with self._journal.event():
@@ -952,6 +962,7 @@ class Session:
         selector = as_selector(selector).adapt(self.table.signals | (self._signals or frozenset()))
         check_signals(selector, self.table, self._signals)
         check_one_at_a_time(self._turn.asynchronous, selector)
+        # The stream of the round: going back to a selector must not repeat its first random choices.
         rng = streams.stream(self.seed, streams.INITIALISATION, self.round)
         primary = StatefulSelector.from_outcomes(selector, self.table, self.journal, rng)
         with self._journal.event():

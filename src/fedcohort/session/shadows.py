@@ -169,6 +169,7 @@ def adapt_all(
 ) -> tuple[Selector[Any], dict[str, Selector[Any]]]:
     """Return selectors adapted to the signals supplied; shadows see only what the session's own selector reads."""
     selector = selector.adapt(clients.signals | (signals or frozenset()))
+    # Clients send what the session's own selector reads, and nothing more for a shadow.
     seen = clients.signals | selector.requires
     return selector, {name: shadow.adapt(seen) for name, shadow in shadows.items()}
 

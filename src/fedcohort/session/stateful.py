@@ -109,6 +109,7 @@ class StatefulSelector:
             return Slate(round_, 1, candidates, self.granted, busy)
         most = len(candidates)
         asked = most if size is None else min(int(size), most)
+        # Only a selector with a budget of its own (FedACS, for example) differs from what the host asks for.
         chosen = _call(self.selector, round_, lambda: int(self.selector.size(self.state, asked, most)))
         return Slate(round_, max(1, min(chosen, most)), candidates, self.granted)
 
@@ -151,6 +152,7 @@ class StatefulSelector:
         """Return the selector as if it had learned nothing about one client; ``table`` has that client's new facts."""
         rng = streams.stream(seed, f"{streams.INITIALISATION}:{self.name}", 0)
         other = self.with_table(table)
+        # A sum over all clients keeps what this one added to it; only rows can be replaced.
         per_client = [f.name for f in dataclasses.fields(self.state) if is_per_client(f)]
         # Growing an empty state, instead of calling init, keeps row widths that were decided by earlier rounds.
         empty = dataclasses.replace(self.state, **{field: getattr(self.state, field)[:0] for field in per_client})

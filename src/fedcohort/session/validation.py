@@ -411,6 +411,7 @@ def check_report(
     ``earlier`` are the partial reports on the same cohort. Hints speak of keywords if the caller used them.
     """
     boolean(report.complete, "A report's 'complete'")
+    # Identity and not equality, because comparing a large cohort would be most of the work of a report.
     whole = report.clients is cohort.clients  # as most hosts report, and then all names are right
     clients = cohort.clients if whole else table.indices(report.clients)
     if earlier or not whole:
@@ -547,6 +548,7 @@ def _row_column(signal: Signal, values: Any, count: int, earlier: Sequence[Reply
 
 def _row_width(signal: Signal, rows: Sequence[FloatArray], earlier: Sequence[ReplyBlock]) -> int:
     """Return the length of a vector: that of ``earlier`` reports of the round, of the signal, or of most rows."""
+    # One client that sends a row of another length must not invalidate those of all others.
     widths = Counter(len(row) for row in rows if np.isfinite(row).all())
     column = next((block.metrics[signal.name] for block in earlier if signal.name in block.metrics), None)
     if column is not None:
