@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pkgutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -128,3 +129,27 @@ def test_damage_of_a_journal_of_format_4_is_found(tmp_path: Path) -> None:
     for opened in (read_journal, Session.open):
         with pytest.raises(JournalError):
             opened(path)
+
+
+@pytest.mark.parametrize("call", ["mark", "unlink", "replace"])
+def test_a_conversion_that_is_interrupted_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = unpacked("killed", tmp_path)
+    target = {"mark": "fedcohort.journal.lock.Lock.mark", "unlink": "pathlib.Path.unlink", "replace": "os.replace"}[
+        call
+    ]
+    module, _, name = target.rpartition(".")
+    real = getattr(pkgutil.resolve_name(module), name)
+
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        if call != "unlink" or str(arguments[0]).endswith(".sqlite-shm"):
+            raise KeyboardInterrupt
+        real(*arguments, **more)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(target, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Session.open(path)
+    with Session.open(path) as session:
+        assert [a_round(session) for _ in range(2)] == FORMAT_4["killed"]["following"]

@@ -80,3 +80,12 @@ def convert(connection: sqlite3.Connection, to: Database) -> None:
     to.put("meta", "audit", "false")
     if not to.fetch("SELECT 1 FROM meta WHERE key = 'signer'"):
         to.put("meta", "signer", "null")
+
+
+def leave_closed(connection: sqlite3.Connection) -> None:
+    """Leave a journal of format 4 complete in its main file, so that it can be converted again after a kill."""
+    ((number, body),) = connection.execute("SELECT id, body FROM seal").fetchall()
+    closed = json.dumps({**json.loads(body), "in_use": False})
+    connection.execute("UPDATE seal SET body = ?, sum = ?", (closed, _sum("seal", (number, closed))))
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()

@@ -14,7 +14,7 @@ from fedcohort.core.errors import JournalError
 from fedcohort.core.files import sync_folder
 from fedcohort.journal.chain import START, read_head
 from fedcohort.journal.database import Commit, Database, connect, orphan_after_fork
-from fedcohort.journal.format4 import convert, is_format_4
+from fedcohort.journal.format4 import convert, is_format_4, leave_closed
 from fedcohort.journal.integrity import COPY, check, check_version, schema_problems
 from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, target
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, SCHEMA, SCHEMA_VERSION
@@ -136,7 +136,7 @@ def open_for_writing(
                 converted = _new_file(file, path, lock, commit)
                 converted.signer = sign
                 convert(connection, converted)
-                connection.close()
+                leave_closed(connection)
                 converted.establish(file)
                 return converted
             connection.execute("PRAGMA journal_mode = WAL")
