@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Container, Mapping
-from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +54,11 @@ class CheckpointFiles:
     def write(self, rounds: int, tensors: Mapping[str, AnyArray], header: Mapping[str, str]) -> str:
         """Write the checkpoint after ``rounds`` rounds and return its name; it is durable when this returns."""
         # Such as bfloat16, which NumPy does not have and safetensors would refuse.
-        unsupported = {key: tensor for key, tensor in tensors.items() if not _is_supported(tensor)}
+        unsupported = {
+            key: tensor
+            for key, tensor in tensors.items()
+            if tensor.dtype.name not in _TYPES or not (tensor.dtype.isnative or tensor.dtype.itemsize == 1)
+        }
         as_bytes = {key: np.frombuffer(tensor.tobytes(), np.uint8) for key, tensor in unsupported.items()}
         metadata = {
             **header,
@@ -65,7 +68,8 @@ class CheckpointFiles:
         name = self.name(rounds)
         partial = self.folder / f"{name}.partial"
         rest = memoryview(save({**tensors, **as_bytes}, metadata))
-        with self._create(partial) as file:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb", buffering=0) as file:
             while rest:  # one call may write only a part
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
@@ -96,14 +100,6 @@ class CheckpointFiles:
             tensors[key] = np.frombuffer(tensors[key].tobytes(), np.dtype(dtype)).reshape(shape)
         return header, tensors
 
-    def _create(self, path: Path) -> FileIO:
-        """Open a new file, in a new folder if necessary."""
-        try:
-            return open(path, "wb", buffering=0)
-        except FileNotFoundError:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            return open(path, "wb", buffering=0)
-
     def prune(self, current: str, needed: Container[str] = ()) -> None:
         """Delete all but the newest ``keep`` checkpoints, the ``current`` one and those ``needed``."""
         if self._files is None:  # includes files of earlier runs with the same journal
@@ -114,8 +110,3 @@ class CheckpointFiles:
             if file != current and file not in needed:
                 self._files.remove(file)
                 (self.folder / file).unlink(missing_ok=True)
-
-
-def _is_supported(tensor: AnyArray) -> bool:
-    """Whether safetensors can store an array of this type."""
-    return tensor.dtype.name in _TYPES and (tensor.dtype.isnative or tensor.dtype.itemsize == 1)

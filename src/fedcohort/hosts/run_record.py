@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import FedcohortError, InputError
+from fedcohort.core.protocol import Selector
 from fedcohort.hosts.checkpoint import CheckpointFiles
 from fedcohort.hosts.early_stop import EarlyStop, Watch
-from fedcohort.journal import Journal
+from fedcohort.journal import read_journal
 from fedcohort.journal.events import ENDED, SETTINGS
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
@@ -24,21 +26,33 @@ def note_once(session: Session, kind: str, body: Mapping[str, Any]) -> None:
         session.note(kind, body)
 
 
-def started_with(journal: Journal, rules: Rules | None) -> bool:
-    """Whether the last start of a run had the same rules; an operator may have changed them since."""
-    before = journal.events(SETTINGS)[-1:]
-    return bool(before) and rules is not None and before[0].get(RULES) == rules.to_dict()
-
-
-def check_seed(session: Session, seed: int) -> None:
-    """Close the session and raise an error if it has another seed."""
+def reopen(
+    journal: Path,
+    selector: Selector[Any],
+    seed: int,
+    rules: Rules | None,
+    *,
+    asynchronous: bool = False,
+    **options: Any,
+) -> Session:
+    """Return the session of a journal, to be continued; ``options`` are those of ``Session.open``."""
+    with contextlib.closing(read_journal(journal)) as record:
+        before = record.events(SETTINGS)[-1:]
+        # If the run is started with the same rules again, an operator's later orders stay.
+        same = bool(before) and rules is not None and before[0].get(RULES) == rules.to_dict()
+    session = Session.open(journal, selector, rules=None if same else rules, commit="manual", **options)
+    wrong = ""
     if session.seed != seed:
+        wrong = f"with seed {session.seed}; it cannot be continued with seed {seed}"
+    elif session.asynchronous != asynchronous:
+        ways = ("in rounds", "asynchronously")
+        wrong = f"{ways[session.asynchronous]}; it cannot be continued {ways[asynchronous]}"
+    if wrong:
         session.close()
         raise InputError(
-            f"The journal {session.journal.path} was written with seed {session.seed}; it cannot be continued with "
-            f"seed {seed}.",
-            hint="pass the old seed, or start a new journal",
+            f"The journal {journal} was written {wrong}.", hint="start the run as before, or start a new journal"
         )
+    return session
 
 
 def why_ended(session: Session, early_stop: EarlyStop | None) -> str:

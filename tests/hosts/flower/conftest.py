@@ -233,6 +233,8 @@ ANSWERS = Answers(facts=facts, losses=losses, signals=frozenset({Signal.LOSS}), 
 def with_policy(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings in which the fields of the policy, which tests write beside the others, are one."""
     names = {field.name for field in fields(Policy)} | {"cohort_size"}
+    if "policy" in settings:
+        return dict(settings)
     policy = {"size" if key == "cohort_size" else key: settings[key] for key in names & settings.keys()}
     return {**{key: value for key, value in settings.items() if key not in names}, "policy": Policy(**policy)}
 

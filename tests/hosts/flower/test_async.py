@@ -476,7 +476,7 @@ def test_a_journal_of_rounds_is_not_continued_without(tmp_path: Path) -> None:
     fleet.strategy("uniform", FedAvg(fraction_evaluate=0.0), journal=tmp_path / "j", cohort_size=2, seed=SEED).start(
         fleet.grid, model(), num_rounds=1
     )
-    with pytest.raises(InputError, match="went on in rounds; it cannot be continued asynchronously"):
+    with pytest.raises(InputError, match="in rounds; it cannot be continued asynchronously"):
         asynchronous(fleet, "uniform", busy=2, journal=tmp_path / "j").start(fleet.grid, model(), num_rounds=2)
 
 

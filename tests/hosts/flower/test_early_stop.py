@@ -10,7 +10,7 @@ import pytest
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
-from fedcohort.hosts import EarlyStop
+from fedcohort.hosts import EarlyStop, Policy
 from fedcohort.hosts.flower import AsyncCohortStrategy
 from fedcohort.journal import read_journal
 
@@ -25,7 +25,8 @@ def test_a_run_ends_early_on_a_metric_and_stays_ended(
 
     def start() -> Any:
         rule = EarlyStop(metric, models=3, min_improvement=0.0 if metric == "value" else 1e9)
-        settings = {"strategy": FedAvg(fraction_train=0.5), "journal": tmp_path / "j", "seed": 3, "early_stop": rule}
+        settings: dict[str, Any] = {"strategy": FedAvg(fraction_train=0.5), "journal": tmp_path / "j", "seed": 3}
+        settings["policy"] = Policy(early_stop=rule)
         strategy: Any
         if kind == "rounds":
             strategy = fleet.strategy("uniform", **settings)

@@ -18,8 +18,10 @@ from flwr.serverapp.strategy import (
 )
 
 from fedcohort.core.errors import ParameterError
+from fedcohort.hosts import Policy
 from fedcohort.hosts.flower import (
     Answers,
+    AsyncCohortStrategy,
     CohortStrategy,
     Facts,
     cohort_client,
@@ -148,3 +150,14 @@ def test_a_fraction_of_one_is_warned_about(fleet: Any, kit: Any, caplog: Any) ->
         fleet.strategy("uniform", FedAvg(), cohort_size=3).start(fleet.grid, kit.model(), 1)
         fleet.strategy("all", FedAvg()).start(fleet.grid, kit.model(), 1)
         assert "fraction_train=1.0" not in caplog.text
+
+
+def test_the_parameters_of_before_are_fields_of_the_policy_and_warn() -> None:
+    with pytest.warns(FutureWarning, match=r"policy=Policy\(size=3, deadline=5.0\)") as caught:
+        strategy = CohortStrategy("uniform", cohort_size=3, deadline=5.0)
+    assert strategy.policy == Policy(size=3, deadline=5.0) and caught[0].filename == __file__
+    with pytest.warns(FutureWarning, match="deadline=5.0") as caught:
+        AsyncCohortStrategy("uniform", busy=3, deadline=5.0)
+    assert caught[0].filename == __file__
+    with pytest.raises(TypeError, match="no parameter 'dedline'"):
+        CohortStrategy("uniform", dedline=5.0)

@@ -38,16 +38,15 @@ from fedcohort.hosts.measures import output_of
 from fedcohort.hosts.round import Policy
 from fedcohort.hosts.run_record import (
     RULES,
-    check_seed,
     checkpoint_to_load,
     is_finished,
     note_once,
     record_end,
     record_failure,
-    started_with,
+    reopen,
     why_ended,
 )
-from fedcohort.journal import is_blank, read_journal
+from fedcohort.journal import is_blank
 from fedcohort.journal.events import PLANNED, SETTINGS
 from fedcohort.journal.lock import check_journal_path
 from fedcohort.session.rules import Rules
@@ -215,12 +214,8 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         record_end(session, "finished", why_ended(session, self._policy.early_stop))
 
     def _reopen_session(self, journal: Path, host: FlareHost) -> Session:
-        with contextlib.closing(read_journal(journal)) as record:
-            # If the run is started with the same rules again, an operator's later orders stay.
-            rules = None if started_with(record, self._rules) else self._rules
-        session = Session.open(journal, self._chosen, shadows=self._shadows, rules=rules, commit="manual")
+        session = reopen(journal, self._chosen, self.seed, self._rules, shadows=self._shadows)
         host.sites.required |= session.selector.requires
-        check_seed(session, self.seed)
         if Signal.LABEL_COUNTS in session.table.signals:
             host.sites.classes = session.table.label_counts.shape[1]
         return session

@@ -98,7 +98,9 @@ class ResultChecker:
         weight = meta.get(WEIGHT, 1.0)  # the same default as FLARE's
         if not reason and not _is_weight(weight):
             reason = f"{WEIGHT!r} must be a number above 0, not {shorten(repr(weight), 40)}"
-        reason = reason or self._missing_reports(values, gradient)
+        reason = reason or lacking(self._reported, values, gradient, self._gradient)
+        if not reason and gradient is not None and len(gradient) != self._parameters:
+            reason = f"its gradient has {len(gradient)} entries, the model {self._parameters}"
         if reason:
             return CheckedResult(name, Status.INVALID, reason, values=values)
         return CheckedResult(name, Status.OK, "", params, float(weight), values, gradient, result)
@@ -118,12 +120,6 @@ class ResultChecker:
                 return f"the array {key!r} {array}"
             params[key] = array
         return ""
-
-    def _missing_reports(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
-        reason = lacking(self._reported, values, gradient, self._gradient)
-        if not reason and gradient is not None and len(gradient) != self._parameters:
-            return f"its gradient has {len(gradient)} entries, the model {self._parameters}"
-        return reason
 
 
 def _whole_array(received: Any, before: AnyArray, is_diff: bool) -> AnyArray | str:

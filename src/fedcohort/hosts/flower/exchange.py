@@ -105,17 +105,15 @@ class Outbox:
         begun = max((since for _, since in self.waiting.values()), default=until)
         while True:
             if self._pause_first:
-                self._pause(begun, until)
+                now = self.clock()
+                # Longer and longer: each check is a call to the SuperLink, and a late one prolongs a round by as much.
+                pause = min(max(_RESOLUTION * (now - begun), SHORTEST_PAUSE), LONGEST_PAUSE, until - now)
+                if pause > 0:
+                    self.sleep(pause)
             replies = self.pull()
             self._pause_first = True
             if replies or not self.waiting or self.clock() >= until:
                 return replies
-
-    def _pause(self, begun: float, until: float) -> None:
-        now = self.clock()
-        pause = min(max(_RESOLUTION * (now - begun), SHORTEST_PAUSE), LONGEST_PAUSE, until - now)
-        if pause > 0:
-            self.sleep(pause)
 
     def gather(self, seconds: float) -> list[GridReply]:
         """Return the replies that arrive within ``seconds``."""

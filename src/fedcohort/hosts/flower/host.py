@@ -294,7 +294,11 @@ class FlowerHost(Host):
         kept = self._apply_filter(checked, measures)
         average = self._aggregate(round_, checked, kept, corrections, [reply for _, reply in late])
         if average.blamed:
-            checked = _with_blame(checked, average.blamed)
+            blamed = average.blamed
+            checked = [
+                reply._replace(status=_INVALID, reason=blamed[reply.name]) if reply.name in blamed else reply
+                for reply in checked
+            ]
             measures = measures_of(sent, checked)
             kept = kept & measures.ok
             refused.update({name: why for name, why in average.blamed.items() if name in round_.cohort.names})
@@ -590,14 +594,6 @@ def log_corrections(round_: int, corrections: Mapping[str, Sequence[str]]) -> No
     for name, texts in corrections.items():
         for text in texts:
             say("corrected", "\t> %s: %s", name, text, level=logging.WARNING, round=round_, client=name, reason=text)
-
-
-def _with_blame(replies: Sequence[CheckedMessage], blamed: Mapping[str, str]) -> list[CheckedMessage]:
-    """Return the replies with those of the blamed clients as INVALID."""
-    return [
-        reply._replace(status=_INVALID, reason=blamed[reply.name]) if reply.name in blamed else reply
-        for reply in replies
-    ]
 
 
 def _odd_weights(replies: Sequence[CheckedMessage], key: str) -> dict[str, str]:

@@ -306,15 +306,12 @@ class Population:
         if self._required & _LABELS and self._labels is not None:
             cards, labels = self._decode_labels(self._labels, cards, before)
         elif self._required & _LABELS:
-            labels = self._plain_labels(cards)
+            width = self.classes or max((len(card.description.label_counts or ()) for card in cards), default=0)
+            labels = LabelCounts([card.description.padded_counts(width) for card in cards])
         names = [card.name for card in cards]
         sizes = [card.description.size or 0 for card in cards] if Signal.SIZES in self._required else None
         self._facts.update({card.name: card.description for card in cards})
         return ClientTable(names=names, sizes=sizes, labels=labels)
-
-    def _plain_labels(self, cards: Sequence[Card]) -> LabelCounts:
-        width = self.classes or max((len(card.description.label_counts or ()) for card in cards), default=0)
-        return LabelCounts([card.description.padded_counts(width) for card in cards])
 
     def _decode_labels(
         self, decoder: LabelDecoder, cards: Sequence[Card], before: Sequence[str]

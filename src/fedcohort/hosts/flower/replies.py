@@ -156,7 +156,11 @@ class Checker:
         values[_DURATION] = reply.seconds
         gradient = read_gradient(parts.ours) if self._gradient else None
         rewritten: dict[str, Array] = {}
-        reason = self._rejection_reason(parts, rewritten) or self._missing_signals(values, gradient)
+        reason = self._rejection_reason(parts, rewritten)
+        # A gradient may be shorter than the model if clients train only some arrays; all must have the same length.
+        if not reason and gradient is not None and self._parameters is not None and len(gradient) > self._parameters:
+            reason = f"its gradient has {len(gradient)} entries, more than the model's {self._parameters}"
+        reason = reason or lacking(self._reported, values, gradient, self._gradient)
         if reason:
             return CheckedMessage(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
         model = parts.model
@@ -226,13 +230,6 @@ class Checker:
             return values
         cast = _as_sent(values, sent.dtype)
         return f"has the type {layout.dtype} instead of {sent.dtype}" if cast is None else cast
-
-    def _missing_signals(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
-        """Describe what the selector needs and the client did not report, or return an empty string."""
-        # A gradient may be shorter than the model if clients train only some arrays; all must have the same length.
-        if gradient is not None and self._parameters is not None and len(gradient) > self._parameters:
-            return f"its gradient has {len(gradient)} entries, more than the model's {self._parameters}"
-        return lacking(self._reported, values, gradient, self._gradient)
 
 
 def _is_weight(value: object) -> bool:

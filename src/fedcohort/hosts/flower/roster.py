@@ -121,7 +121,7 @@ class Roster:
         # Ids take one short call. Names and descriptions are requested only if the ids change.
         if ids != self._seen:
             self._look_up_names()
-        elif len(self._cards) == len(ids) and not self._outbox.waiting and not self._is_due():
+        elif len(self._cards) == len(ids) and not self._outbox.waiting and self._clock() < self._due:
             return
         now = self._clock()
         for message_id, (asked_node, sent) in list(self._outbox.waiting.items()):
@@ -146,12 +146,12 @@ class Roster:
                 self._forget(node)
 
     def _ask_newcomers(self, now: float) -> None:
-        pending = {int(node) for node in self._outbox.unanswered()}
+        pending, every = {int(node) for node in self._outbox.unanswered()}, self.describe_every or math.inf
         newcomers = [
             node
             for node in self._registered
             if node not in pending
-            and (self._is_stale(node, now) if node in self._cards else not self._unfit.waits(node))
+            and (now - self._described.get(node, now) >= every if node in self._cards else not self._unfit.waits(node))
         ]
         self._described.update(dict.fromkeys(newcomers, now))
         if self.describe_every is not None:
@@ -160,12 +160,6 @@ class Roster:
         self._outbox.send(
             {str(n): Message(question, dst_node_id=n, message_type=DESCRIBE, ttl=ASK_AGAIN_AFTER) for n in newcomers}
         )
-
-    def _is_due(self) -> bool:
-        return self.describe_every is not None and self._clock() >= self._due
-
-    def _is_stale(self, node: int, now: float) -> bool:
-        return self.describe_every is not None and now - self._described.get(node, now) >= self.describe_every
 
     def _bump_version(self) -> None:
         self._sorted = None

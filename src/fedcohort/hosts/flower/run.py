@@ -23,13 +23,12 @@ from fedcohort.hosts.leases import leases_of
 from fedcohort.hosts.measures import output_of
 from fedcohort.hosts.run_record import (
     RULES,
-    check_seed,
     checkpoint_to_load,
     is_finished,
     note_once,
     record_end,
     record_failure,
-    started_with,
+    reopen,
 )
 from fedcohort.journal import is_blank, read_journal
 from fedcohort.journal.events import PLANNED, SETTINGS
@@ -183,22 +182,12 @@ class LiveRun:
         settings = self.settings
         assert settings.journal is not None
         with closing(read_journal(settings.journal)) as record:
-            before = record.meta()["rules"]
-            # If the run is started with the same rules again, an operator's later orders stay.
-            rules = None if started_with(record, settings.rules) else settings.rules
-        session = Session.open(
-            settings.journal, settings.selector, shadows=shadows, rules=rules, commit="manual", sign=settings.sign
-        )
-        if session.asynchronous != settings.asynchronous:
-            session.close()
-            ways = ("in rounds", "asynchronously")
-            raise InputError(
-                f"The run of the journal {settings.journal} went on {ways[session.asynchronous]}; it cannot be "
-                f"continued {ways[settings.asynchronous]}.",
-                hint="CohortStrategy runs rounds, AsyncCohortStrategy does not; or start a new journal",
-            )
-        _log_rules(session, Rules(**(before or {})), settings.rules if session.rules == settings.rules else rules)
-        check_seed(session, settings.seed)
+            before = Rules(**(record.meta()["rules"] or {}))
+        session = reopen(
+            settings.journal, settings.selector, settings.seed, settings.rules,
+            asynchronous=settings.asynchronous, shadows=shadows, sign=settings.sign,
+        )  # fmt: skip
+        _log_rules(session, before, settings.rules if session.rules == settings.rules else None)
         try:
             self.population.adopt(session.table)
         except InputError:

@@ -186,7 +186,8 @@ class CohortStrategy(Strategy):
         _check_kind("rules", rules, Rules)
         _check_kind("policy", policy, Policy)
         _check_kind("validation", validation, ServerValidation)
-        policy = _with_moved(policy or Policy(), moved)
+        # The warning names the line that creates the strategy, also for the subclass.
+        policy = _with_moved(policy or Policy(), moved, 3 + self.asynchronous)
         self.selector = create_part("selector", selector, Selector, SELECTORS)
         self.strategy = self._check_wrapped(strategy, policy.max_update_norm)
         self._warn_of_bias()
@@ -195,7 +196,8 @@ class CohortStrategy(Strategy):
         self.filter = KeepAll() if filter is None else create_part("filter", filter, Filter, FILTERS)
         self._check_needs(validation)
         self._check_late(policy.late)
-        self._check_signature()
+        if self.sign is not None:  # a key that cannot be read is found before clients come online
+            Signer(self.sign)
         self.journal = None if journal is None else check_journal_path(journal)
         size = check_private(self.strategy, policy, isinstance(self.filter, KeepAll))
         # Under differential privacy, only the number of models for which the noise is made may be averaged.
@@ -211,11 +213,6 @@ class CohortStrategy(Strategy):
         # Tests replace these, so that hours of waiting take no time.
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
-
-    def _check_signature(self) -> None:
-        """Refuse a key that cannot be read, before clients come online."""
-        if self.sign is not None:
-            Signer(self.sign)
 
     @staticmethod
     def _check_wrapped(strategy: Strategy | None, max_update_norm: float | None) -> Strategy:
@@ -367,7 +364,7 @@ class CohortStrategy(Strategy):
         return self.strategy.aggregate_evaluate(server_round, replies)
 
 
-def _with_moved(policy: Policy, moved: Mapping[str, Any]) -> Policy:
+def _with_moved(policy: Policy, moved: Mapping[str, Any], stacklevel: int) -> Policy:
     """Return a policy with fields that were parameters of the strategy before 0.3."""
     if not moved:
         return policy
@@ -376,7 +373,7 @@ def _with_moved(policy: Policy, moved: Mapping[str, Any]) -> Policy:
     if unknown:
         raise TypeError(f"CohortStrategy has no parameter {unknown[0]!r}.")
     values = ", ".join(f"{name}={value!r}" for name, value in renamed.items())
-    warnings.warn(f"Pass policy=Policy({values}) of fedcohort.hosts.", DeprecationWarning, stacklevel=3)
+    warnings.warn(f"Pass policy=Policy({values}) of fedcohort.hosts.", FutureWarning, stacklevel=stacklevel)
     return replace(policy, **renamed)
 
 
