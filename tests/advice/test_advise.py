@@ -124,3 +124,34 @@ def test_a_journal_of_a_run_without_rounds(tmp_path):
     assert 200 < fit.session < 4000
     assert {"in rounds", "as recorded"} <= {way.name for way in ways(fit)}
     changes(record)
+
+
+def test_interrupted_twins_continue_as_if_they_had_not_been(tmp_path, monkeypatch):
+    from fedcohort.advice import twin
+    from fedcohort.simulate.rounds.listener import Listener
+
+    table = {
+        "data": {"name": "synthetic", "samples": 200, "test_samples": 50}, "seeds": twin.SEEDS,
+        "run": {"rounds": 8, "cohort": 3, "checkpoint_seconds": 0.0, "processes": 1},
+        "settings": [{"name": str(i), "scenario": {"partition": {"name": "iid", "clients": 6 + i}}} for i in range(2)],
+    }  # fmt: skip
+    whole = twin.played(table, tmp_path / "whole", own_seeds=True)
+    play = twin.play
+
+    def stopped(simulation, console):
+        class Stop(Listener):
+            def on_round(self, run, row):
+                simulation.stop()
+
+        simulation.listeners.append(Stop())
+        return play(simulation, console)
+
+    monkeypatch.setattr(twin, "play", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        twin.played(table, tmp_path / "parts", own_seeds=True)
+    monkeypatch.setattr(twin, "play", play)
+    parts = twin.played(table, tmp_path / "parts", own_seeds=True)
+    assert {run.seed for run in parts.runs} == {0, 1, 2, 3}
+    for one, other in zip(whole.runs, parts.runs, strict=True):
+        assert one.id == other.id and (twin.scores(whole, one)[1] == twin.scores(parts, other)[1]).all()
+        assert len(twin.scores(parts, other)[0]) == 8
