@@ -25,6 +25,7 @@ class Loop:
     online: object = None  # (time, rng) -> mask
     pause: float = 1.0
     score: object = lambda round: 1 - 0.9 * 0.9**round
+    loss: object = None
     seed: int = 0
     signals: tuple = (Signal.DURATION, Signal.LOSS)
 
@@ -49,6 +50,8 @@ class Loop:
                 finite = took[np.isfinite(took) & (took > 0) & (took < 1e6)]
                 self.clock[0] += finite.max(initial=0.0)
                 metrics = {Signal.DURATION: took} if self.timed else {}
+                if self.loss is not None:
+                    metrics[Signal.LOSS] = np.full(len(took), self.loss(number))
                 session.tell(RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics))
                 if self.score is not None:
                     session.record(number, {"accuracy": self.score(number)})

@@ -155,3 +155,29 @@ def test_interrupted_twins_continue_as_if_they_had_not_been(tmp_path, monkeypatc
     for one, other in zip(whole.runs, parts.runs, strict=True):
         assert one.id == other.id and (twin.scores(whole, one)[1] == twin.scores(parts, other)[1]).all()
         assert len(twin.scores(parts, other)[0]) == 8
+
+
+@pytest.fixture
+def hasty(tmp_path):
+    """The journal of a simulated run with a deadline that some clients never meet."""
+    devices = {"speed": 1.0, "speed_spread": 0.8}
+    table = {
+        "data": {"name": "synthetic", "samples": 400, "test_samples": 100}, "selectors": {"uniform": {}},
+        "run": {"rounds": 12, "cohort": 5},
+        "scenario": {"partition": {"name": "iid", "clients": 12}, "devices": devices, "deadline": 45.0},
+    }  # fmt: skip
+    results = fc.run(table, out=tmp_path / "x", quiet=True)
+    return results.journal(results.runs[0])
+
+
+def test_the_deadline_of_the_recorded_rounds_is_in_the_twin(hasty):
+    fit = Fit(read_record(hasty))
+    assert fit.record.deadline == pytest.approx(45.0, rel=0.01)
+    assert fit.draw(None).seconds.max() > 45.0 and not fit.failed.any()
+
+
+@pytest.mark.slow
+def test_ways_without_the_recorded_deadline_are_tried_too(hasty, command, tmp_path):
+    said = json.loads(command("advise", hasty, "--twins", "4", "-q", "--format", "json", "--work", tmp_path / "work"))
+    assert any("at work" in row["way"] for row in said["ways"])
+    assert any(row["way"] == "automatic deadline" for row in said["ways"])

@@ -171,3 +171,9 @@ def test_a_change_is_rarely_found_where_there_is_none():
     rng = np.random.default_rng(3)
     p = [_tested("", np.repeat(np.arange(40), 5), rng.standard_normal(200), rng)[1] for _ in range(200)]
     assert 0.01 < np.mean(np.array(p) < 0.05) < 0.1
+
+
+def test_without_a_test_the_losses_of_clients_are_the_curve(loop):
+    record = read_record(loop(score=None, rounds=12, loss=lambda round: 2.0 * 0.9**round))
+    assert record.metric == "mean loss of the clients" and not record.is_share
+    assert record.curve[:, 1] == pytest.approx(-2.0 * 0.9 ** np.arange(12))

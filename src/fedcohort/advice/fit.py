@@ -163,7 +163,7 @@ class Fit:
             self.looks = float(looks)
             return
         self.always_on = False
-        hours = ((record.asked + -record.midnight) / HOUR) % 24
+        hours = (record.asked - record.midnight) / HOUR % 24
         level = online.mean(axis=1)
         if record.span >= DAY and len(np.unique(hours.astype(int))) >= _HOURS:
             angle = 2 * np.pi * hours / 24
@@ -308,6 +308,10 @@ class Fit:
                 text += f", {self.daily:.0%} fewer sessions at the quietest hour, most at {self.peak:.0f} h"
             self.fitted.append(f"{text}.")
             self.assumed.append("Lengths of sessions have a log deviation of 0.5.")
+        if record.deadline is not None:
+            self.fitted.append(
+                f"Rounds: a deadline of {duration(record.deadline)}, as rounds with late clients show it."
+            )
         if self.overhead > 0:
             self.fitted.append(f"Rounds: {duration(self.overhead)} of each round pass without any client at work.")
         if record.sizes is None:

@@ -19,7 +19,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.selector_spec import described_name
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal
-from fedcohort.journal.events import ABANDONED, PROPOSED, SELECTOR, TIMES
+from fedcohort.journal.events import ABANDONED, PROPOSED, SELECTOR, SETTINGS, TIMES
 from fedcohort.report.account import account
 from fedcohort.session.resume import is_asynchronous
 from fedcohort.simulate.store.results import Results, load, open_journal
@@ -44,11 +44,14 @@ class Record:
         Who was chosen by whom, how many per round, and how many global models there are.
     buffer : int or None
         Answers per model, if clients answer one by one.
+    automatic, spares, deadline : bool, int, float or None
+        Whether deadlines were automatic; how many more clients a round asked; the fixed deadline, as rounds with late
+        clients show it.
     client, round, status : (n,) int array
         ``client`` is a place among the members.
-    begun, seconds, loss : (n,) float array
-        When the client was asked, in seconds on the run's clock, how long it took, and the loss it reported. NaN if
-        that is not on record; a client that had not answered when its round closed has the time until then.
+    begun, seconds : (n,) float array
+        When the client was asked, in seconds on the run's clock, and how long it took. NaN if that is not on record; a
+        client that had not answered when its round closed has the time until then.
     answered : (n,) bool array
         Whether it returned a model at last, in time or late.
     asked : (r,) float array
@@ -66,7 +69,6 @@ class Record:
 
     name: str
     names: tuple[str, ...]
-    members: IntArray  # (N,) their indices in the journal
     sizes: FloatArray | None
     mixes: FloatArray | None
     squares: FloatArray | None
@@ -75,13 +77,14 @@ class Record:
     cohort: int
     buffer: int | None
     automatic: bool
+    spares: int
+    deadline: float | None
     models: int
     client: IntArray
     round: IntArray
     status: IntArray
     begun: FloatArray
     seconds: FloatArray
-    loss: FloatArray
     answered: BoolArray
     asked: FloatArray
     closed: FloatArray
@@ -153,16 +156,25 @@ def _read(journal: Journal, path: Path, cohorts: Sequence[CohortRow], dropped: s
     elif sizes is not None and isinstance(labels, LabelFactor):
         squares = (labels.factor[members] ** 2).sum(axis=1) / sizes**2
     curve, metric = _curve(journal.metrics())
+    losses = np.isfinite(rows["loss"])
+    if not len(curve) and losses.any():  # without a test, clients' losses of the model they received
+        number, of = np.unique(rows["round"][losses], return_inverse=True)
+        curve = np.stack([number, -np.bincount(of, rows["loss"][losses]) / np.bincount(of)], axis=1)
+        metric = "mean loss of the clients"
     size = int(
         statistics.median([len(row.clients) if row.wanted is None else row.wanted for row in counted or cohorts])
     )
+    automatic = bool(journal.events(PROPOSED))
+    settings = (journal.events(SETTINGS) or [{}])[-1]
+    spares = settings.get("spares") if isinstance(settings.get("spares"), int) else 0
+    if spares and isinstance(settings.get("cohort-size"), int):
+        size = settings["cohort-size"]
     buffer = None
     if asynchronous:
-        size, buffer = _flow(journal, rows, asked, closed)
+        size, buffer = _flow(rows, asked)
     return Record(
         name=path.stem,
         names=tuple(table.names_of(members)),
-        members=members,
         sizes=sizes,
         mixes=None if counts is None or not (counts.sum(axis=1) > 0).all() else counts,
         squares=squares,
@@ -170,14 +182,15 @@ def _read(journal: Journal, path: Path, cohorts: Sequence[CohortRow], dropped: s
         selector=described_name(journal.meta()["selector"]),
         cohort=max(1, size),
         buffer=buffer,
-        automatic=bool(journal.events(PROPOSED)),
+        automatic=automatic,
+        spares=spares,
+        deadline=None if automatic or spares or asynchronous else _deadline(rows, asked, closed),
         models=len({row.round for row in counted if row.told_at is not None}),
         client=place[rows["client"]],
         round=rows["round"],
         status=rows["status"],
         begun=rows["begun"],
         seconds=rows["seconds"],
-        loss=rows["loss"],
         answered=rows["answered"],
         asked=asked,
         closed=closed,
@@ -267,20 +280,13 @@ def _rows(
             seconds = metrics.get(Signal.DURATION.name, timed.get((i, client), math.nan))
             if math.isnan(seconds) and reply is not None and len(row.clients) == 1 and results is None:
                 seconds = reply.at - start - asked[i]  # one client, one report
-            if status in (Status.LATE, Status.MISSING) and not reply_has_time(metrics, timed, i, client):
-                seconds, answered = closed[i] - asked[i], False
+            if status in (Status.LATE, Status.MISSING) and not math.isfinite(seconds):
+                seconds, answered = closed[i] - asked[i], False  # all that is known is when its round closed
             values = (client, row.round, status, asked[i], seconds, metrics.get(Signal.LOSS.name, math.nan), answered)
             for column, value in zip(columns.values(), values, strict=True):
                 column.append(value)
     kinds = {"client": np.int64, "round": np.int64, "status": np.int64, "answered": np.bool_}
     return {key: np.array(values, kinds.get(key, np.float64)) for key, values in columns.items()}
-
-
-def reply_has_time(
-    metrics: Mapping[str, Any], timed: Mapping[tuple[int, int], float], cohort: int, client: int
-) -> bool:
-    """Whether a client's own time is on record, and not only when its round was closed."""
-    return Signal.DURATION.name in metrics or math.isfinite(timed.get((cohort, client), math.inf))
 
 
 def _online(
@@ -308,13 +314,18 @@ def _online(
     return online
 
 
-def _flow(journal: Journal, rows: Mapping[str, AnyArray], asked: FloatArray, closed: FloatArray) -> tuple[int, int]:
+def _deadline(rows: Mapping[str, AnyArray], asked: FloatArray, closed: FloatArray) -> float | None:
+    """Return the usual length of the rounds in which somebody was late, if any."""
+    late = np.isin(rows["status"], (int(Status.LATE), int(Status.MISSING)))
+    lengths = (closed - asked)[np.isin(asked, rows["begun"][late])]
+    lengths = lengths[np.isfinite(lengths) & (lengths > 0)]
+    return float(np.median(lengths)) if len(lengths) >= 3 else None
+
+
+def _flow(rows: Mapping[str, AnyArray], asked: FloatArray) -> tuple[int, int]:
     """Return how many clients were at work at a time, and how many answers made a model."""
     models = max(1, len(set(rows["round"].tolist())))
     buffer = max(1, round(float(rows["answered"].sum()) / models))
-    settings = next((body for body in reversed(journal.events("settings")) if "busy" in body), None)
-    if settings is not None:
-        return int(settings["busy"]), buffer
     end = rows["begun"] + np.where(np.isfinite(rows["seconds"]), rows["seconds"], 0.0)
     middle = asked[len(asked) // 4 :]
     at_work = [int(((rows["begun"] <= t) & (end > t)).sum()) for t in middle[:: max(1, len(middle) // 50)]]

@@ -125,7 +125,7 @@ def ways(fit: Fit) -> list[Way]:
         return found
     if record.buffer is not None:
         found.append(Way("in rounds", merge_tables(rounds, {"run": {"cohort": size}}), size, "run rounds"))
-    elif size > 1:
+    elif size > 1 and not record.automatic:
         spares = max(1, math.ceil(0.3 * size))
         change = {"run": {"deadline": "auto", "spares": spares}}
         found.append(Way("automatic deadline", change, None, f'set deadline="auto" and spares={spares}'))
@@ -183,11 +183,16 @@ def play(
         say(f"{number} of {len(tried)}: {way.name}")
         changed = merge_tables(table, {k: v for k, v in way.change.items() if k != "selectors"})
         changed["selectors"] = way.change.get("selectors", table["selectors"])
+        if changed["run"].get("mode") == "async":
+            changed["run"] = {k: v for k, v in changed["run"].items() if k not in ("deadline", "spares")}
         if changed["run"].get("mode") == "sync" and table["run"].get("mode") == "async":
             changed["run"] = {k: v for k, v in changed["run"].items() if k != "buffer"}
         if fit.record.timed:
             changed["run"] = {**changed["run"], "rounds": rounds * _LONGER}
             own = [{**s, "run": {"seconds": max(limit, 1e-3)}} for s, limit in zip(settings, limits, strict=True)]
+            if changed["run"].get("mode") == "async" or changed["run"].get("deadline") == "auto":
+                # Neither has the recorded deadline.
+                own = [{**s, "scenario": {k: v for k, v in s["scenario"].items() if k != "deadline"}} for s in own]
         else:
             own = settings
         results = played({**changed, "settings": own}, folder / f"{twins}-twins" / str(number - 1), own_seeds=True)

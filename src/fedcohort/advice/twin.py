@@ -90,6 +90,8 @@ def wished(fit: Fit) -> dict[str, Any]:
         table["aggregator"] = {"name": "fedbuff"}
     elif record.automatic and record.timed:
         options |= {"deadline": "auto"}
+    if record.buffer is None and record.timed and record.spares:
+        options["spares"] = record.spares
     table["selectors"] = {record.selector if record.selector in SELECTORS else "uniform": {}}
     return table
 
@@ -121,6 +123,8 @@ def scenario(fit: Fit, clients: Clients, stand: Stand, choice: tuple[float, floa
             devices["states"] = {"online": {k: float(f"{v:.4g}") for k, v in state.items()}}
             devices["states"]["online"]["own_gaps"] = _listed(clients.gaps)
         table["devices"] = devices
+        if record.deadline is not None:
+            table["deadline"] = float(f"{record.deadline:.4g}")
     else:
         table["failure"] = float(min(clients.failures.mean(), 0.99))
         if not fit.always_on:
