@@ -166,7 +166,8 @@ def _read(journal: Journal, path: Path, cohorts: Sequence[CohortRow], dropped: s
     )
     automatic = bool(journal.events(PROPOSED))
     settings = (journal.events(SETTINGS) or [{}])[-1]
-    spares = settings.get("spares") if isinstance(settings.get("spares"), int) else 0
+    found = settings.get("spares")
+    spares = max(found, 0) if isinstance(found, int) else 0
     if spares and isinstance(settings.get("cohort-size"), int):
         size = settings["cohort-size"]
     buffer = None
