@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,23 +22,12 @@ from fedcohort.simulate.leaderboard.words import names
 _LOGARITHMIC = 50  # ratio of the largest to the smallest value above which the axis is logarithmic
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """One selector's parameter.
-
-    Attributes
-    ----------
-    lines : (value, label) pairs in ascending order, by the values of the other swept parameters
-    """
-
-    selector: str
-    parameter: str
-    lines: Mapping[str, Sequence[tuple[float, str]]]
+# The values of a parameter with their labels, ascending, by the values of the other parameters that were swept.
+_Points = Mapping[str, Sequence[tuple[float, str]]]
 
 
-def _find_sweeps(groups: Sequence[SelectorRuns]) -> list[Sweep]:
-    """Return every parameter that has several numbers as values among the runs of one selector."""
-    sweeps = []
+def _find_sweeps(groups: Sequence[SelectorRuns]) -> Iterator[tuple[str, str, _Points]]:
+    """Yield selector, parameter and points of every parameter with several numbers among the runs of a selector."""
     for selector in dict.fromkeys(group.selector for group in groups):
         params = {group.label: group.runs[0].params for group in groups if group.selector == selector}
         varied = [
@@ -50,8 +38,7 @@ def _find_sweeps(groups: Sequence[SelectorRuns]) -> list[Sweep]:
         for key in varied:
             lines = _lines(selector, params, key, [other for other in varied if other != key])
             if lines:
-                sweeps.append(Sweep(selector, key, lines))
-    return sweeps
+                yield selector, key, lines
 
 
 def _lines(
@@ -71,9 +58,9 @@ def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
     """Where selectors end against the values of swept parameters, or None if nothing was swept."""
     rows = {row.label: row for row in board.rows}
     views, sentences = [], []
-    for swept in _find_sweeps(setting.groups):
-        views.append(_view(swept, rows, board))
-        sentences.append(_sentence(swept, rows, board))
+    for selector, parameter, lines in _find_sweeps(setting.groups):
+        views.append({"name": f"{selector} {parameter}", **_view(parameter, lines, rows, board)})
+        sentences.append(f"With {selector}, {_sentence(parameter, lines, rows, board)}")
     if not views:
         return None
     metric = board.metric
@@ -88,12 +75,12 @@ def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
     )
 
 
-def _view(swept: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> dict[str, Any]:
-    """Return the view of one parameter."""
-    values = np.array([value for points in swept.lines.values() for value, _ in points])
+def _view(parameter: str, lines: _Points, rows: Mapping[str, LeaderRow], board: Leaderboard) -> dict[str, Any]:
+    """Return the lines of one parameter."""
+    values = np.array([value for points in lines.values() for value, _ in points])
     log = bool(values.min() > 0 and values.max() / values.min() > _LOGARITHMIC)
     series = []
-    for number, (rest, points) in enumerate(swept.lines.items()):
+    for number, (rest, points) in enumerate(lines.items()):
         ends = [rows[label].terminal for _, label in points]
         means, stds = board.metric.natural(np.array([end.mean for end in ends])), np.array([end.std for end in ends])
         x = np.array([math.log10(value) if log else value for value, _ in points])
@@ -102,59 +89,38 @@ def _view(swept: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> di
         if max(rows[label].runs for _, label in points) > 1:
             line |= {"lo": json_numbers(means - stds), "hi": json_numbers(means + stds)}
         series.append(line)
-    x_label = f"log10 of {swept.parameter}" if log else swept.parameter
-    return {"name": f"{swept.selector} {swept.parameter}", "x": {"label": x_label}, "series": series}
+    return {"x": {"label": f"log10 of {parameter}" if log else parameter}, "series": series}
 
 
-def _sentence(swept: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> str:
+def _sentence(parameter: str, lines: _Points, rows: Mapping[str, LeaderRow], board: Leaderboard) -> str:
     """Say which value is best on the first half of the seeds, and where it ends on the other half."""
-    labels = {label: (value, rest) for rest, points in swept.lines.items() for value, label in points}
+    labels = {label: (value, rest) for rest, points in lines.items() for value, label in points}
     whole = [label for label in labels if not rows[label].lost]
     if not whole:
-        return f"With {swept.selector}, every value of {swept.parameter} lost a run."
+        return f"every value of {parameter} lost a run."
     seeds = sorted(set.intersection(*({seed.seed for seed in rows[label].seeds} for label in whole)))
-    ends = _ends(rows, (*whole, board.baseline))
+    ends = {label: {seed.seed: seed.terminal for seed in rows[label].seeds} for label in (*whole, board.baseline)}
     complete = [label for label in whole if not any(math.isnan(ends[label][seed]) for seed in seeds)]
     if not complete or not seeds:
-        return f"With {swept.selector}, no value of {swept.parameter} has a result in every seed yet."
+        return f"no value of {parameter} has a result in every seed yet."
+
+    def mean(label: str, some: Sequence[int]) -> float:
+        return float(np.mean([ends[label].get(seed, math.nan) for seed in some]))
+
     # The best of many values looks too good on the seeds that chose it, so others judge it.
     half = max(1, len(seeds) // 2)
-    best = max(complete, key=lambda label: _mean(ends[label], seeds[:half]))
+    tuning, others = seeds[:half], seeds[half:]
+    best = max(complete, key=lambda label: mean(label, tuning))
     value, rest = labels[best]
-    setting = f"With {swept.selector}, {swept.parameter} {value:g}" + (f" ({rest})" if len(swept.lines) > 1 else "")
-    base = None if best == board.baseline else ends[board.baseline]
-    return f"{setting} {_judge(ends[best], base, seeds[:half], seeds[half:], board)}"
-
-
-def _ends(rows: Mapping[str, LeaderRow], labels: Sequence[str]) -> dict[str, dict[int, float]]:
-    """Return where each label ends, by seed."""
-    return {label: {seed.seed: seed.terminal for seed in rows[label].seeds} for label in labels}
-
-
-def _judge(
-    ends: Mapping[int, float],
-    base: Mapping[int, float] | None,
-    tuning: Sequence[int],
-    others: Sequence[int],
-    board: Leaderboard,
-) -> str:
-    """Say where the best value ends on the seeds that chose it and on the others; ``base`` is the baseline."""
-    metric = board.metric
-    best = metric.value(_mean(ends, tuning))
+    chosen = f"{parameter} {value:g}" + (f" ({rest})" if len(lines) > 1 else "")
+    there = board.metric.value(mean(best, tuning))
     if not others:
-        return f"ends best, at {best}; there is no other seed to confirm it on."
+        return f"{chosen} ends best, at {there}; there is no other seed to confirm it on."
+    first, second = (f"seed{'s' * (len(some) > 1)} {names([str(seed) for seed in some])}" for some in (tuning, others))
     text = (
-        f"is best on {_seeds(tuning)} ({best}). On {_seeds(others)}, not used to choose it, it ends at "
-        f"{metric.value(_mean(ends, others))}"
+        f"{chosen} is best on {first} ({there}). On {second}, not used to choose it, it ends at "
+        f"{board.metric.value(mean(best, others))}"
     )
-    if base is None or any(seed not in base for seed in others):
-        return f"{text}."
-    return f"{text} and {board.baseline} at {metric.value(_mean(base, others))}."
-
-
-def _mean(ends: Mapping[int, float], seeds: Sequence[int]) -> float:
-    return float(np.mean([ends[seed] for seed in seeds]))
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' * (len(seeds) > 1)} {names([str(seed) for seed in seeds])}"
+    base = mean(board.baseline, others)
+    known = best != board.baseline and not math.isnan(base)
+    return text + (f" and {board.baseline} at {board.metric.value(base)}." if known else ".")
