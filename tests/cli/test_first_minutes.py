@@ -91,7 +91,7 @@ def test_mixed_bytes_and_floats_are_refused_before_anything_is_written(command, 
     arrays = {**arrays, "x_train": (arrays["x_train"] * 20).clip(0, 255).astype(np.uint8)}
     np.savez(tmp_path / "mine.npz", **arrays)
     done = command("compare", "--data", "mine.npz", "--selectors", "uniform", *SHORT, cwd=tmp_path)
-    assert done.returncode == 1 and "uint8 for training and float32 for testing" in " ".join(done.stderr.split())
+    assert done.returncode == 1 and "Got uint8 (5,) for training and float32" in " ".join(done.stderr.split())
     assert not (tmp_path / "runs").exists()
 
 

@@ -85,7 +85,7 @@ def test_compare_sweeps_over_its_selectors(command, config, tmp_path):
         (["extend", "nowhere"], 2, "--seeds"),
         (["extend", "nowhere", "--seeds", "many"], 2, "'many'"),
         (["extend", "nowhere", "--set", "local.lr=0.2"], 2, "No such option"),
-        (["extend", "nowhere", "--sweep", "fedcor.warmpu=1"], 1, "did you mean 'warmup'"),
+        (["extend", "nowhere", "--sweep", "fedcor.warmpu=1"], 1, "There is no experiment"),
     ],
 )
 def test_mistakes_have_exit_codes_and_change_nothing(command, config, tmp_path, arguments, code, message):

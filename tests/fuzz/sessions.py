@@ -421,7 +421,7 @@ class Life:
         tried("session")
         if not self.manual:
             assert not prove_participation(self.session.journal).breaches
-            if self.session.journal.commitment is not None:
+            if self.session.journal.meta()["audit"]:
                 assert not (verdict := audit_journal(self.path)).wrong, verdict.problem
 
 

@@ -322,5 +322,5 @@ def test_blocks_do_not_change_a_group(monkeypatch):
 def test_invalid_input_is_refused():
     with pytest.raises(InputError, match="does not say how many samples"):
         imbalance.group_of(LabelGram(np.eye(3), 3))
-    with pytest.raises(InputError, match=r"number of classes.* from 1"):
+    with pytest.raises(InputError, match="number of classes"):
         imbalance.group_of(LabelFactor(np.ones((3, 2)), 0), np.ones(3))

@@ -310,6 +310,7 @@ def test_the_result_of_a_run_without_rounds_is_printed_and_read(others, tmp_path
             assemble([tmp_path / "x"])
 
 
+@pytest.mark.usefixtures("untried")
 def test_ctrl_c_in_a_selector_ends_everything(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_experiment(written(tmp_path, SELECT, "raise KeyboardInterrupt"), tmp_path / "x")

@@ -1,7 +1,5 @@
 """A bug of fedcohort ends the experiment as itself; it is never put down to a run's selector, filter or model."""
 
-import dataclasses
-
 import pytest
 
 from fedcohort.journal import Journal
@@ -78,15 +76,16 @@ def test_a_bug_of_ours_is_not_the_models(tmp_path, monkeypatch):
 def test_a_bug_of_ours_is_not_that_of_an_own_loss(after, tmp_path, monkeypatch):
     """A known metric that is broken, beside a loss of the user's own."""
     (tmp_path / "own.py").write_text("def loss(outputs, targets):\n    return -outputs.log_softmax(1)[:, 0]\n")
-    known, calls = tasks._METRICS["perplexity"], []
+    direction, targets, known = tasks._METRICS["perplexity"]
+    calls = []
 
     def broken(*arguments):
         calls.append(arguments)
         if len(calls) > after:
             raise KeyError("planted")
-        return known.of(*arguments)
+        return known(*arguments)
 
-    monkeypatch.setitem(tasks._METRICS, "perplexity", dataclasses.replace(known, of=broken))
+    monkeypatch.setitem(tasks._METRICS, "perplexity", (direction, targets, broken))
     task = {"loss": f"{tmp_path / 'own.py'}:loss", "metric": "perplexity"}
     with pytest.raises(KeyError, match="planted"):
         run_experiment({**TABLE, "task": task}, tmp_path / "x")

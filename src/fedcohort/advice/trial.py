@@ -91,7 +91,7 @@ def predicted(logs: FloatArray, comparisons: int = 1) -> tuple[float, float, flo
     """Return the geometric mean of ratios, and the 95% interval of one more ratio.
 
     >>> [round(x, 2) for x in predicted(np.log([1.0, 2.0, 4.0]))]
-    [2.0, 0.06, 62.81]
+    [2.0, 0.06, 62.61]
     """
     n, middle = len(logs), float(logs.mean())
     if n < 2:

@@ -159,7 +159,7 @@ class Decisions:
                     attach_live(database, live, self._journal.stem)
             self._read_links(database)
             yield database
-        except (ValueError, LookupError, TypeError) as error:
+        except (*ERRORS, ValueError, LookupError, TypeError) as error:
             if isinstance(error, JournalError):
                 raise
             raise JournalError(f"The journal {self._journal} is damaged: {error}.", hint=COPY) from error
