@@ -66,7 +66,7 @@ def outcome(name, logs):
 
 
 def learned(fits=True):
-    return Learning(((0.1, 0.0, None),), np.ones(1), "", fits, np.zeros((0, 4)))
+    return Learning(((0.1, 0.0, None),), np.ones(1), "", fits, np.zeros((0, 5)))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What is fitted to a journal, against journals whose truth is known, and journals that know nearly nothing."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,3 +178,14 @@ def test_without_a_test_the_losses_of_clients_are_the_curve(loop):
     record = read_record(loop(score=None, rounds=12, loss=lambda round: 2.0 * 0.9**round))
     assert record.metric == "mean loss of the clients" and not record.is_share
     assert record.curve[:, 1] == pytest.approx(-2.0 * 0.9 ** np.arange(12))
+
+
+def test_a_long_record_is_compared_with_what_twins_play(loop, monkeypatch):
+    from fedcohort.advice import twin
+
+    monkeypatch.setattr(twin, "MAX_ROUNDS", 10)
+    monkeypatch.setattr(twin, "played", lambda table, folder: pytest.fail(f"{table['run']['rounds']}"))
+    fit = Fit(read_record(loop(rounds=30)))
+    with pytest.raises(pytest.fail.Exception, match=r"^10$"):
+        twin.calibrate(fit, twin.Stand.of(None), None, Path())
+    assert any("first 10" in text for text in fit.assumed)

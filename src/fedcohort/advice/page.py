@@ -69,7 +69,7 @@ def compared(fit: Fit, learning: Learning, results: Results) -> list[Figure]:
         axis = {"label": "hour", "format": "integer"}
         figures.append(_lines("presence", "Who is online by hour", text, axis, "share online", series))
     if len(learning.band):
-        x, (own, low, mean, high) = record.curve[:, 0], learning.band.T
+        x, own, low, mean, high = learning.band.T
         series = [_series("record", 1, x, own), _series("twins", 2, x, mean, lo=low, hi=high)]
         label = record.metric if record.is_share else f"progress of {record.metric}"
         axis = {"label": "round", "format": "integer"}
@@ -133,9 +133,10 @@ def size_figure(outcomes: Sequence[Outcome], verdict: Verdict, timed: bool) -> F
         y = np.array([v.mean() for v in values])
         spread = np.array([v.std(ddof=1) if len(v) > 1 else 0.0 for v in values])
         views.append({"name": name, "x": axis, "series": [_series(name, 1, x, y, lo=y - spread, hi=y + spread)]})
-    text = (
-        f"{verdict.knee} clients a round are nearly as fast as the fastest size. The band is one deviation over twins."
-    )
+    text = "The smallest cohort that is enough cannot be told."
+    if verdict.knee is not None:
+        text = f"Cohorts of {verdict.knee} are nearly as fast as the fastest size that was tried."
+    text += " The band is one deviation over twins."
     return Figure("sizes", "How many clients", text, {"kind": "lines", "views": views, "y": {"label": unit, "min": 0}})
 
 

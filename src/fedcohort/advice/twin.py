@@ -46,8 +46,8 @@ class Learning:
     verdict : str
         Whether the recorded curve lies within what the twins show.
     fits : bool
-    band : (m, 4) float array
-        By recorded round: the recorded score, and the lowest, mean and highest of the twins; for a loss, progress.
+    band : (m, 5) float array
+        Recorded rounds, their scores, and the lowest, mean and highest of the twins; for a loss, progress.
     """
 
     choices: tuple[tuple[float, float, float | None], ...]
@@ -161,22 +161,26 @@ def base(fit: Fit, stand: Stand, model: str | None) -> dict[str, Any]:
 
 def calibrate(fit: Fit, stand: Stand, model: str | None, folder: Path) -> Learning:
     """Choose learning rate, label noise and, if unknown, label skew by the recorded curve."""
-    record = fit.record
+    record, curve = fit.record, fit.record.curve
+    early = curve[curve[:, 0] < MAX_ROUNDS]
+    if FEWEST_ROUNDS <= len(early) < len(curve):
+        curve = early
+        fit.assumed.append(f"Twins play {MAX_ROUNDS} rounds and learn like the first {MAX_ROUNDS} of the record.")
     alphas: Sequence[float | None] = (None,) if fit.alpha is not None else ALPHAS
     everything = tuple((rate, noise, alpha) for rate in RATES for noise in NOISES for alpha in alphas)
-    if len(record.curve) < 3 or record.curve[:, 1].max() - record.curve[:, 1].min() < 1e-9:
+    if len(curve) < 3 or curve[:, 1].max() - curve[:, 1].min() < 1e-9:
         choices = tuple(choice for choice in everything if choice[:2] == (0.1, 0.0))
-        why = "The journal has no accuracy or loss of the global model over three rounds or more"
+        why = "The journal has no accuracy or loss of the global model that changes over three rounds or more"
         verdict = f"{why}, so how fast it learns is assumed."
-        return Learning(choices, np.full(len(choices), 1 / len(choices)), verdict, False, np.zeros((0, 4)))
+        return Learning(choices, np.full(len(choices), 1 / len(choices)), verdict, False, np.zeros((0, 5)))
     clients = fit.draw(None)
     settings = [{"name": f"{i}", **scenario(fit, clients, stand, choice)} for i, choice in enumerate(everything)]
     results = played({**base(fit, stand, model), "seeds": [0, 1, 2], "settings": settings}, folder / "calibration")
-    rounds, recorded = record.curve[:, 0], smooth(record.curve[:, 1])
+    rounds, recorded = curve[:, 0], smooth(curve[:, 1])
     curves: dict[int, list[FloatArray]] = {}
     for info in results.runs:
         x, y = scores(results, info)
-        # A record that is longer than a twin is compared by how far along both are.
+        # A longer record that was rarely evaluated is compared by how far along both are.
         at = rounds if rounds[-1] <= x[-1] else rounds[0] + (rounds - rounds[0]) * (x[-1] / rounds[-1])
         curves.setdefault(int(info.setting["name"]), []).append(smooth(np.interp(at, x, y)))
     simulated = np.array([curves[i] for i in range(len(everything))])  # (choices, seeds, m)
@@ -201,7 +205,7 @@ def calibrate(fit: Fit, stand: Stand, model: str | None, folder: Path) -> Learni
         verdict += f", but it has only {len(rounds)}."
     else:
         verdict += "." if fits else ": the twins do not learn as this federation does, so no claim about speed is safe."
-    band = np.stack([recorded, low, weights @ mean[chosen], high], axis=1)
+    band = np.stack([rounds, recorded, low, weights @ mean[chosen], high], axis=1)
     return Learning(tuple(everything[i] for i in chosen), weights, verdict, fits, band)
 
 
