@@ -12,7 +12,7 @@ import fedcohort as fc
 from fedcohort.core.params import parameters
 from fedcohort.core.registry import resolve_reference
 from fedcohort.scenario import Scenario
-from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.experiment import Configuration, Experiment
 from fedcohort.simulate.config.sections import DataOptions, ModelOptions, RunOptions
 from fedcohort.simulate.config.toml import ConfigError, find_table, merge_tables, override, to_toml
 from tests.experiments import read
@@ -202,6 +202,13 @@ def test_errors_name_the_mistake(change, message):
 def test_settings_may_not_change_seeds_or_selectors():
     with pytest.raises(ConfigError, match="no key 'seeds'"):
         Experiment.from_dict({"settings": [{"seeds": [1]}]})
+
+
+def test_a_changed_section_fits_the_data_of_each_setting():
+    own = {"name": "own", "data": {"path": "people.csv", "client": "hospital"}}
+    changed = Configuration.of({"settings": [own, {"name": "digits"}]}).with_section("scenario", {"validation": 0.1})
+    scenarios = [setting.parts["scenario"] for setting in changed.settings]
+    assert [(each.partition.name, each.validation) for each in scenarios] == [("natural", 0.1), ("iid", 0.1)]
 
 
 def test_two_runs_with_the_same_name_are_refused():

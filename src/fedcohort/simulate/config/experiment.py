@@ -287,6 +287,11 @@ def _scenario(value: Any, data: DataOptions) -> Scenario:
         return Scenario.from_dict(table)
 
 
+def _changed_by(change: Table) -> list[str]:
+    """Return the sections to build again for a setting: other data may name the clients of an unchanged scenario."""
+    return [key for key in _OF_SETTINGS if key in change or (key == "scenario" and "data" in change)]
+
+
 def _owners_are_clients(scenario: Any, data: DataOptions) -> bool:
     """Whether a scenario leaves the partition open and the data name the client of each sample."""
     chosen = isinstance(scenario, str) or "partition" in scenario or "preset" in scenario
@@ -347,9 +352,7 @@ class _Setting:
         if "data" in change and isinstance(table.get("data"), Dataset):
             raise ConfigError(f"The setting {name!r} cannot change data that were passed as arrays.")
         merged = merge_tables(table, change)
-        # Other data may name their clients, which decides a scenario's partition.
-        again = [key for key in _OF_SETTINGS if key in change or (key == "scenario" and "data" in change)]
-        parts = _build(merged, again, parts)
+        parts = _build(merged, _changed_by(change), parts)
         own = {
             label: _build(merge_tables(merged, chosen.own), chosen.own, {})
             | {section: part for section, part in chosen.brought.items() if not merged.get(section)}
@@ -410,9 +413,8 @@ class Configuration:
         settings = []
         for setting in self.settings:
             merged = merge_tables(table, setting.change)
-            same = name not in setting.change
-            of_setting = {**setting.parts, name: parts[name]} if same else _build(merged, [name], setting.parts)
-            settings.append(replace(setting, table=merged, parts=of_setting))
+            own = _build(merged, [name], setting.parts) if name in _changed_by(setting.change) else parts
+            settings.append(replace(setting, table=merged, parts={**setting.parts, name: own[name]}))
         return replace(self, table=table, parts=parts, settings=tuple(settings))
 
     def with_selectors(self, labels: Iterable[str]) -> Configuration:
@@ -475,17 +477,15 @@ class Configuration:
         changes = table.get("settings", [])
         complete: dict[str, Any] = {"name": name, "seeds": self.seeds}
         source = parts["data"].source
-        complete["data"] = (
-            {**values_of(parts["data"]), **values_of(source)}
-            if not isinstance(source, InMemory)
-            else {
-                # The experiment writes data in memory to this file.
+        complete["data"] = {**values_of(parts["data"]), **values_of(source)}
+        if isinstance(source, InMemory):  # the experiment writes it to this file
+            integers = source.dataset.x_train.dtype.kind == "i"
+            complete["data"] = {
                 "name": "file",
                 "path": MEMORY_FILE,
                 "target": parts["task"].target,
-                "integers": source.dataset.x_train.dtype.kind == "i",
+                "integers": integers,
             }
-        )
         complete["task"] = _describe(TASKS, parts["task"])
         complete |= {section: values_of(parts[section]) for section in _PLAIN if parts[section] is not None}
         complete["scenario"] = parts["scenario"].to_dict()

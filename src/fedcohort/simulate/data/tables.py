@@ -211,21 +211,17 @@ class TableFile:
     def _is_text(self, name: str) -> bool:
         return "string" in str(self._table.column(name).type)  # also of a dictionary's values; dates are none
 
-    def labels(self, name: str) -> AnyArray:
+    def labels(self, name: str, what: str = "class", hint: str = REGRESSION_HINT) -> AnyArray:
         """Return a column of classes (n,): whole numbers or texts."""
         values = self._values(name)
         if values.dtype.kind == "f":
-            self._refuse(name, values != np.round(values), "is a fraction, not a class,", REGRESSION_HINT)
+            self._refuse(name, values != np.round(values), f"is a fraction, not a {what},", hint)
             return values.astype(np.int64)
         return values
 
     def owners(self, name: str) -> AnyArray:
         """Return a column of client ids (n,): whole numbers or texts."""
-        values = self._values(name)
-        if values.dtype.kind == "f":
-            self._refuse(name, values != np.round(values), "is a fraction, not a client,")
-            return values.astype(np.int64)
-        if values.dtype.kind in "iu":
-            return values
-        self._refuse(name, np.char.strip(values.astype(np.str_)) == "", "is missing")
+        values = self.labels(name, "client", "complete or remove these rows")
+        if values.dtype.kind not in "iu":
+            self._refuse(name, np.char.strip(values.astype(np.str_)) == "", "is missing")
         return values

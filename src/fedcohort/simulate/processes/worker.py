@@ -153,34 +153,33 @@ def serve(connection: Connection, setup: int) -> None:
         The descriptor of the file with the :class:`WorkerSetup`; the driver's first message says that it is complete.
     """
     with contextlib.suppress(*_DISCONNECTED):
-        _serve(connection, WorkerSetup.read(setup, connection.recv()))
-
-
-def _serve(connection: Connection, work: WorkerSetup) -> None:
-    try:
-        prepared = work.open()
-    except Exception as error:
-        connection.send(("failed", pack_error(error)))
-        return
-    connection.send(("ready", None))
-    with share_lock(work.out):
-        while True:
-            message = connection.recv()
-            if message == STOP:
-                return
-            number, saved = message
-            try:
-                group = prepared.group(number, journals=work.out / "journal", device=work.device, workers=work.threads)
-                with contextlib.closing(group):
-                    group.begin(saved)
-                    _run_group(connection, work, group, number)
-            except _DISCONNECTED:
-                raise
-            except BaseException as error:
-                connection.send(("failed", pack_error(error)))
-                return
-            if not group.done:
-                return
+        work = WorkerSetup.read(setup, connection.recv())
+        try:
+            prepared = work.open()
+        except Exception as error:
+            connection.send(("failed", pack_error(error)))
+            return
+        connection.send(("ready", None))
+        with share_lock(work.out):
+            while True:
+                message = connection.recv()
+                if message == STOP:
+                    return
+                number, saved = message
+                try:
+                    group = prepared.group(
+                        number, journals=work.out / "journal", device=work.device, workers=work.threads
+                    )
+                    with contextlib.closing(group):
+                        group.begin(saved)
+                        _run_group(connection, work, group, number)
+                except _DISCONNECTED:
+                    raise
+                except BaseException as error:
+                    connection.send(("failed", pack_error(error)))
+                    return
+                if not group.done:
+                    return
 
 
 def pack_error(error: BaseException) -> bytes | str:
