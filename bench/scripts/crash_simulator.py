@@ -306,7 +306,8 @@ def journal_content(path):
 def checkpoint_content(folder):
     """Return models, memories and session states of every group, but not how the journal numbers its blocks."""
     groups = {}
-    for number, point in checkpoints.all_newest(folder).items():
+    for number in checkpoints.all_newest(folder):
+        point = checkpoints.Checkpoint.from_bytes(checkpoints.newest(folder, number).read_bytes())
         arrays = {name: value for name, value in point.arrays.items() if not name.startswith("session/")}
         sessions = {
             name: Savepoint.from_bytes(value.tobytes()).states
