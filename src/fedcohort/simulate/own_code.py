@@ -21,4 +21,8 @@ def own_code() -> Iterator[None]:
     except OwnCodeError:
         raise
     except (Exception, SystemExit) as error:  # a user's code may raise anything, and may call sys.exit
+        import torch  # whoever has a model has it already
+
+        if isinstance(error, torch.OutOfMemoryError):  # the engine tries again with fewer models at once
+            raise
         raise OwnCodeError(f"The model, the loss or the metric raised an error: {error_text(error)}.") from error

@@ -145,7 +145,7 @@ class DeviceProgram:
     ) -> torch.Tensor:
         """Train all jobs; return their vectors (J, P), which the device may still be computing."""
         stacks = _stacks(table.steps, _FLAT if self.device.type == "cuda" else 1)
-        if not self.net.pads:  # clients with equally many samples have equal batches
+        if not self.net.pads and len(table):  # clients with equally many samples have equal batches
             stacks = [jobs[table.n[jobs] == n] for jobs in stacks for n in np.unique(table.n[jobs])]
         stacks = [part for jobs in stacks for part in np.array_split(jobs, -(-len(jobs) // self._most) or 1)]
         try:
@@ -162,6 +162,8 @@ class DeviceProgram:
                 raise
             self._most = -(-largest // 2)
             log.warning("%d models at once do not fit into memory: now at most %d", largest, self._most)
+            trained = []
+        if not trained:  # here, because the error holds on to what did not fit
             self._free()
             return self.train(table, models, prox, correction)
         return torch.cat(trained).index_select(0, self._send(np.argsort(np.concatenate(stacks))))
@@ -360,8 +362,8 @@ class DeviceProgram:
             if step == 1:
                 raise
             self._memory //= 4
-            self._free()
-            return self.outputs(models, rows)
+        self._free()
+        return self.outputs(models, rows)
 
     @torch.no_grad()
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -40,8 +40,8 @@ def _mix(z: torch.Tensor) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def _places(count: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(count, device=device) * _signed(_STEP)
+def _places(count: int) -> torch.Tensor:
+    return torch.arange(count) * _signed(_STEP)
 
 
 def stream_keys(seed: IntArray, round: IntArray, client: IntArray, step: IntArray) -> IntArray:
@@ -100,7 +100,10 @@ class LayerRules(TorchFunctionMode):
         assert self.key is not None
         stream = _mix(self.key + _signed(self.draws * _STEP % 2**64))
         self.draws += 1
-        return _mix(stream + _places(math.prod(shape), torch.device(device or self.key.device))).view(tuple(shape))
+        count, device = math.prod(shape), torch.device(device or self.key.device)
+        # Nothing is kept on a GPU: what is made while a graph is captured has no contents before the graph runs.
+        places = _places(count) if device.type == "cpu" else torch.arange(count, device=device) * _signed(_STEP)
+        return _mix(stream + places).view(tuple(shape))
 
     def uniform(self, shape: Sequence[int], device: torch.device | str | None = None) -> torch.Tensor:
         """Draw numbers in [0, 1), in multiples of 2**-24."""
