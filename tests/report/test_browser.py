@@ -161,10 +161,12 @@ def test_settings_switch_and_draw(page, toy, tmp_path):
     assert page.errors() == []
 
 
-def test_the_setup_can_be_copied(page, report_url):
+@pytest.mark.parametrize("what", ["method", "toml-0"])
+def test_the_method_and_the_setup_can_be_copied(page, report_url, what):
     opened(page, report_url)
-    page.driver.find_element("css selector", "[data-copy]").click()
-    page.wait("document.querySelector('[data-copy]').textContent !== 'Copy as TOML'")
-    assert page.js("return document.querySelector('[data-copy]').textContent") in ("Copied", "Selected: press Ctrl+C")
-    page.wait("document.querySelector('[data-copy]').textContent === 'Copy as TOML'")
+    text = f"document.querySelector('[data-copy={what}]').textContent"
+    label = page.js(f"return {text}")
+    page.driver.find_element("css selector", f"[data-copy={what}]").click()
+    page.wait(f"['Copied', 'Selected: press Ctrl+C'].includes({text})")
+    page.wait(f"{text} === {label!r}")
     assert page.errors() == []
