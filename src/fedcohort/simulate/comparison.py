@@ -223,8 +223,9 @@ def describe_inherited(base: Table, final: Configuration) -> str:
     values += [("aggregator", base.get("aggregator", {}).get("name"), final.parts["aggregator"].name)]
     values += [("eval_every", before.get("eval_every"), after["eval_every"])]
     # Of the scenario, the parts that are not defaults.
-    old, new, plain = Scenario.from_dict(base["scenario"]).to_dict(), final.parts["scenario"].to_dict(), Scenario()
-    values += [(key, _words(old[key]), _words(new.get(key))) for key in old if old[key] != plain.to_dict().get(key)]
+    scenarios = (Scenario.from_dict(base["scenario"]), final.parts["scenario"], Scenario())
+    old, new, plain = (scenario.to_dict() for scenario in scenarios)
+    values += [(key, _words(old[key]), _words(new.get(key))) for key in old if old[key] != plain.get(key)]
     return ", ".join(f"{key} {_value_text(a)}" for key, a, b in values if a is not None and a == b)
 
 
