@@ -26,6 +26,7 @@ class Loop:
     pause: float = 1.0
     score: object = lambda round: 1 - 0.9 * 0.9**round
     loss: object = None
+    selector: object = "uniform"
     seed: int = 0
     signals: tuple = (Signal.DURATION, Signal.LOSS)
 
@@ -34,7 +35,9 @@ class Loop:
         counts = rng.integers(1, 40, (self.clients, 10)) if self.labels else None
         table = ClientTable(labels=LabelCounts(counts)) if self.labels else ClientTable(n=self.clients)
         supplied = self.signals if self.timed else ()
-        with Session("uniform", table, seed=self.seed, journal=self.path, signals=supplied, commit="manual") as session:
+        with Session(
+            self.selector, table, seed=self.seed, journal=self.path, signals=supplied, commit="manual"
+        ) as session:
             for number in range(self.rounds):
                 there = np.ones(self.clients, bool) if self.online is None else self.online(self.clock[0], rng)
                 while not there.any():

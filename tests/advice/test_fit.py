@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedcohort as fc
 from fedcohort import Session, Status
 from fedcohort.advice.drift import changes
 from fedcohort.advice.fit import Fit
@@ -189,3 +190,15 @@ def test_a_long_record_is_compared_with_what_twins_play(loop, monkeypatch):
     with pytest.raises(pytest.fail.Exception, match=r"^10$"):
         twin.calibrate(fit, twin.Stand.of(None), None, Path())
     assert any("first 10" in text for text in fit.assumed)
+
+
+def test_the_recorded_selector_has_its_parameters_and_knows_no_more_than_it_did(loop):
+    from fedcohort.advice.twin import wished
+
+    known = fitted(loop(selector=fc.create("e3cs", rate=0.25), rounds=4))
+    assert wished(known)["selectors"]["e3cs"]["rate"] == 0.25 and "labels" not in wished(known)
+    blind = fitted(loop("blind.sqlite", selector="balanced", rounds=4, labels=False))
+    assert wished(blind)["labels"] == {"name": "none"}
+    assert fc.run({**wished(blind), "scenario": {"partition": {"name": "iid", "clients": 8}}}, quiet=True).runs
+    blind.record.parameters["no-such"] = 3
+    assert wished(blind)["selectors"] == {"balanced": {}}

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedcohort.advice.record import Record
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.protocol import Status
+from fedcohort.core.protocol import SELECTORS, Status
 from fedcohort.scenario.devices import DAY, HOUR
 from fedcohort.simulate.leaderboard.words import duration, names
 
@@ -97,6 +97,10 @@ class Fit:
         self.overhead = self._overhead()
         self.alpha = self._alpha()
         self.population = self._estimate(np.arange(n))
+        if record.selector not in SELECTORS:
+            self.assumed.append(
+                f"The selector {record.selector} is not known here; uniform selection stands in for it."
+            )
         self._describe()
 
     # -- times --------------------------------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ class Record:
         Every client's label counts.
     squares : (N,) float array or None
         Every client's sum of squared label shares, if only label products are known, over ``classes`` classes.
-    selector, cohort, models : str, int, int
-        Who was chosen by whom, how many per round, and how many global models there are.
+    selector, parameters, cohort, models : str, mapping, int, int
+        Who chose, with which parameters, how many per round, and how many global models there are.
     buffer : int or None
         Answers per model, if clients answer one by one.
     automatic, spares, deadline : bool, int, float or None
@@ -74,6 +74,7 @@ class Record:
     squares: FloatArray | None
     classes: int | None
     selector: str
+    parameters: Mapping[str, Any]
     cohort: int
     buffer: int | None
     automatic: bool
@@ -164,7 +165,7 @@ def _read(journal: Journal, path: Path, cohorts: Sequence[CohortRow], dropped: s
     size = int(
         statistics.median([len(row.clients) if row.wanted is None else row.wanted for row in counted or cohorts])
     )
-    automatic = bool(journal.events(PROPOSED))
+    automatic, spec = bool(journal.events(PROPOSED)), journal.meta()["selector"]
     settings = (journal.events(SETTINGS) or [{}])[-1]
     found = settings.get("spares")
     spares = max(found, 0) if isinstance(found, int) else 0
@@ -180,7 +181,8 @@ def _read(journal: Journal, path: Path, cohorts: Sequence[CohortRow], dropped: s
         mixes=None if counts is None or not (counts.sum(axis=1) > 0).all() else counts,
         squares=squares,
         classes=None if labels is None else int(labels.classes),
-        selector=described_name(journal.meta()["selector"]),
+        selector=described_name(spec),
+        parameters=spec.get("params") or {} if isinstance(spec, Mapping) else {},
         cohort=max(1, size),
         buffer=buffer,
         automatic=automatic,

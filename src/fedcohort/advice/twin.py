@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from fedcohort.advice.fit import Clients, Fit
 from fedcohort.api import simulator
 from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.errors import FedcohortError
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.core.terminal import err
 from fedcohort.simulate.config.experiment import Experiment
@@ -92,7 +94,14 @@ def wished(fit: Fit) -> dict[str, Any]:
         options |= {"deadline": "auto"}
     if record.buffer is None and record.timed and record.spares:
         options["spares"] = record.spares
-    table["selectors"] = {record.selector if record.selector in SELECTORS else "uniform": {}}
+    if record.classes is None:
+        table["labels"] = {"name": "none"}  # selectors of the twin know no more than those of the run
+    table["selectors"] = {"uniform": {}}
+    if record.selector in SELECTORS:
+        table["selectors"] = {record.selector: {}}
+        with suppress(FedcohortError):  # parameters of another version
+            SELECTORS.create(record.selector, **record.parameters)
+            table["selectors"] = {record.selector: dict(record.parameters)}
     return table
 
 
