@@ -133,11 +133,12 @@ def _message(error: Exception) -> FedcohortError | None:
         return error
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
+        if module not in EXTRAS:  # one of ours, or of the user's selector: a traceback says more than we could
             return None
         return MissingExtraError(
             f"This needs {module}, which is not installed.", hint=f"pip install 'fedcohort[{EXTRAS[module]}]'"
         )
+    # Only what names a file: an OSError of a socket or a pipe is a bug of ours to look at.
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return FedcohortError(f"{error.filename}: {error.strerror}.")
     return None

@@ -62,7 +62,7 @@ def audit(
         _print(result, client, key_given=public is not None)
     if not result.confirmed:
         raise typer.Exit(1)
-    if result.remarks:
+    if result.remarks:  # a script can tell "confirmed, but look at it" from both others
         raise typer.Exit(3)
 
 

@@ -34,6 +34,7 @@ def explain_losses(boards: Sequence[Leaderboard]) -> list[str]:
         f"In {board.setting}, {row.label} is worse than {board.baseline}: {reasons[board.setting][row.label]}."
         for board in boards
         for row in board.rows
+        # Chance needs no explanation.
         if row.paired is not None and row.paired.established and row.paired.difference < 0
         if row.label in reasons.get(board.setting, {})
     ]

@@ -60,6 +60,7 @@ def execute(
         raise typer.Exit(INTERRUPTED)
     results = load(simulation.out)
     boards = results.leaderboards()
+    # The table is data and goes to stdout; notes, progress and warnings are on stderr.
     if format is Format.JSON:
         leaderboards = [board.to_dict() for board in boards]
         print_json({"out": str(simulation.out), "state": state, "leaderboards": leaderboards})

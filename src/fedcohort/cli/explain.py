@@ -120,7 +120,7 @@ def _explain_run(journal: Path, format: Format) -> None:
     console = out()
     for line in (*summary_lines(account), *(shadow.sentence() for shadow in account.shadows)):
         say(console, line)
-    failed = [client for client in account.clients if client.reason]
+    failed = [client for client in account.clients if client.reason]  # whoever always answered needs no row
     if not failed:
         return
     result = _table("client", "picked", "valid models", "the last time it returned no model")

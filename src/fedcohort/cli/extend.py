@@ -74,7 +74,7 @@ def extend(
 
     grid = parse_sweeps(sweep or [])
     names = split_names(selectors, "--selectors") if selectors is not None else []
-    names += [label for label in grid if label not in names]
+    names += [label for label in grid if label not in names]  # a swept selector need not be named twice
     added = selector_entries(names) if names else {}
     simulation = simulator().Simulation.extend(
         directory,

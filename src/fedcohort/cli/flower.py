@@ -78,7 +78,7 @@ def app_files(name: str, selector: str, asynchronous: bool = False) -> dict[str,
 
     package = name.replace("-", "_")
     check_name(name)
-    chosen = create(selector)
+    chosen = create(selector)  # before anything is written: a typing error must leave no half of an app
     check_one_at_a_time(asynchronous, chosen)
     requires = chosen.requires
     scenario, answers, filter_ = "", "", ""

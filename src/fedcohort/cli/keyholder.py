@@ -28,7 +28,7 @@ def client_key(
     """
     from fedcohort.privacy.service import make_client_key
 
-    typer.echo(make_client_key(path, name))
+    typer.echo(make_client_key(path, name))  # stdout is the line itself, to be redirected
     say(err(), f"Wrote {path}, which stays with the client. The key holder adds the line above to its clients.txt.")
 
 

@@ -36,7 +36,7 @@ def complete_selector(incomplete: str) -> list[str]:
 
 def complete_selectors(incomplete: str) -> list[str]:
     """Complete the last of several selectors, separated by commas, with one that is not in the list yet."""
-    before, comma, last = incomplete.rpartition(",")
+    before, comma, last = incomplete.rpartition(",")  # shells complete one word, and this is a list in it
     return [f"{before}{comma}{name}" for name in complete_selector(last) if name not in before.split(",")]
 
 

@@ -94,7 +94,7 @@ def report(
     """
     import_selectors(selector)
     messages = err(quiet)
-    live = [path for path in runs if path.is_file()]
+    live = [path for path in runs if path.is_file()]  # a journal is a file, an experiment a folder
     if live:
         if len(live) < len(runs) or target or baseline or export or tables:
             raise InputError(

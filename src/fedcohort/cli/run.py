@@ -62,6 +62,7 @@ def run(
     - fedcohort run demo -s run.rounds=20
     - fedcohort run --resume runs/demo-1
     """
+    # Two ways to begin, and exactly one of them: typer cannot say that.
     if (config is None) == (resume is None):
         raise typer.BadParameter("give either a configuration or --resume with an experiment's directory")
     if resume is not None and (set_ or sweep or out or baseline):

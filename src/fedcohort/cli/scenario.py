@@ -143,6 +143,7 @@ def convert(
     from fedcohort.scenario import traces
 
     devices = traces.FORMATS[from_.value](trace, speeds)
+    # Checked before the first file is written, or the second would be missing without a word.
     if out_speeds is not None and not devices.measured:
         raise InputError("The trace has no speeds.", hint="leave out --out-speeds, or name the file with --speeds")
     traces.write_trace(devices, out_.resolve(), None if out_speeds is None else out_speeds.resolve())

@@ -51,6 +51,7 @@ def compared(
     preset = described.get("preset")
     # A paper trains differently on each dataset, so the preset's training depends on its name.
     name = dataset.name if dataset is not None else (section or {}).get("name")
+    # The demo's two federations would be nonsense beside one that the user describes.
     federation = any(value is not None for value in (data, scenario, partition, clients))
     base, origin = base_table(config, name, preset, selectors is not None, keep_settings=not federation)
 
@@ -210,7 +211,7 @@ def base_table(
         origin += f", as for {next(iter(preset.training))}"
     not_in_paper = [*preset.training_on(data).ours]
     if not_in_paper:
-        not_in_paper += ["cohort"] if preset.cohort is None else []
+        not_in_paper += ["cohort"] if preset.cohort is None else []  # then it is ours, too
         origin += f" (not in the paper: {', '.join(not_in_paper)})"
     return {"seeds": demo["seeds"], "model": {"name": "mlp"}, **preset_table(scenario, data), **plain}, origin
 

@@ -295,6 +295,7 @@ def _changed_by(change: Table) -> list[str]:
 def _owners_are_clients(scenario: Any, data: DataOptions) -> bool:
     """Whether a scenario leaves the partition open and the data name the client of each sample."""
     chosen = isinstance(scenario, str) or "partition" in scenario or "preset" in scenario
+    # A preset is a paper's federation, so it keeps its own partition even if the data name their clients.
     return not chosen and data.names_clients
 
 
@@ -439,6 +440,7 @@ class Configuration:
             # A selector does not shadow its own runs.
             parts["shadows"] = {name: self.selectors[name].selector for name in options.shadows if name != label}
             for seed in self.seeds:
+                # Files are named after it; two runs with one journal would destroy each other.
                 if (name := f"{stem}-s{seed}") in plans:
                     raise ConfigError(
                         f"Two runs would both be called {name!r}.", hint="give settings and selectors different names"
@@ -463,6 +465,7 @@ class Configuration:
         titles = [setting.name for setting in self.settings if setting.name]
         _check_known("reference", options.reference, "name of a setting", titles)
         complete = self._complete(name)
+        # Written only when the experiment begins, but it must be known now whether that will work.
         try:
             to_toml(complete).encode()
         except UnicodeEncodeError as error:

@@ -41,7 +41,7 @@ class DataOptions(Parameterized):
     @cached_property
     def names_clients(self) -> bool:
         """Whether the data say which client each sample belongs to; for a file, this reads its head."""
-        return self.source.names_clients(self.folder)
+        return self.source.names_clients(self.folder)  # cached, because several settings ask
 
 
 @dataclass(frozen=True, kw_only=True)

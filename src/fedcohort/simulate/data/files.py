@@ -65,6 +65,7 @@ def read_idx(path: Path, dimensions: int) -> AnyArray:
     big-endian 32-bit integer.
     """
     with file_errors(path, "an idx file"):
+        # By its first bytes, because its name may be wrong.
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
         with gzip.open(path, "rb") if packed else open(path, "rb") as file:

@@ -100,6 +100,7 @@ class TableFile:
     def __init__(
         self, table: Any, title: str, short: str, named_with: str = "data.label, data.client and data.features"
     ) -> None:
+        # Kept as Arrow: a column is converted when it is asked for, and most tables have columns that nobody needs.
         self._table = table
         self.title, self.short, self._named_with = title, short, named_with
         self.names: list[str] = list(table.column_names)

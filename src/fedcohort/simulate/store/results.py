@@ -538,6 +538,7 @@ def read_meta(path: str | Path) -> dict[str, Any]:
             "names of selectors and aggregators mean other rules now.",
             hint="read or continue it with that version, or run the experiment again",
         )
+    # Not read halfway: a newer format may mean something else by the same name.
     if version > FORMAT_VERSION:
         raise ResultsError(
             f"{folder} was written by a newer fedcohort (format {version}; this one reads up to {FORMAT_VERSION}).",
