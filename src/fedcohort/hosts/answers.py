@@ -160,7 +160,7 @@ class Answers:
 _LABELS = ("label", "labels", "target", "targets", "y")  # names of columns in datasets of Flower and Hugging Face
 
 
-def samples_of(data: Any) -> tuple[Any, Any]:
+def _samples_of(data: Any) -> tuple[Any, Any]:
     """Return the inputs and labels of a pair, of a DataLoader, or of the first of several DataLoaders."""
     if isinstance(data, (tuple, list)) and data and hasattr(data[0], "dataset"):
         data = data[0]
@@ -199,7 +199,7 @@ class TorchMeasures:
     model : callable
         Returns a module whose ``state_dict`` fits the models of the federation.
     data : callable
-        Returns the client's training inputs and integer labels, or a DataLoader of them; see :func:`samples_of`.
+        Returns the client's training inputs and integer labels, or a DataLoader of them; see :func:`_samples_of`.
     validation : callable, optional
         Returns the client's held-out inputs and labels.
     robust : LocalTraining, optional
@@ -298,7 +298,7 @@ class TorchMeasures:
     def _samples(self, source: Callable[[], Any]) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        x, y = samples_of(source())
+        x, y = _samples_of(source())
         return torch.as_tensor(x).detach(), torch.as_tensor(y).detach().long()
 
     def _load_model(self, state: Mapping[str, Any]) -> torch.nn.Module:

@@ -191,6 +191,7 @@ class Flow:
             others = online & ~self.passed_over
             if (others & ~self.busy).any():
                 available = others
+        # The same array as the caller's whenever nobody is left out, because sessions recognise one they have seen.
         request, self.excluded = RoundRequest(1, available), None
         eligible = self.session.eligibility(request)
         if eligible is not None and not len(eligible.allowed):
@@ -283,6 +284,7 @@ class Flow:
         self.session.tell(report, host=self._host_state(waiting, self._since, failures, state))
         self._end(cohort)
         if valid:
+            # Not when it is sent: a client that fails has given nothing.
             self._turns.add(client)
         self.waiting, self._failures = waiting, failures
         return valid

@@ -220,7 +220,7 @@ class Player:
         carried_out = orders.take(self.session, self._check_feasible)
         for order in carried_out:
             self._messenger.on_rules(order)
-        if carried_out:  # an order may block clients or unblock them
+        if carried_out:  # an order may block clients or unblock them, and names may become known by it
             reachable = self._messenger.online()
             self.online = self._free(reachable.clients)
         return self._indices(reachable.busy)
@@ -301,6 +301,7 @@ class Player:
         # A cohort that is still open will be sent its messages again: the answer to the earlier ones is not needed.
         if not 0 <= ticket < 2**63 or any(cohort.ticket == ticket for cohort in session.pending):  # SQLite's integers
             return None
+        # From the journal, because an answer may come to a cohort of an earlier process.
         rows = session.journal.cohorts(ticket=ticket)
         return rows[0] if rows and session.table.index(client) in rows[0].clients else None
 
@@ -417,7 +418,8 @@ class _RoundPlayer(Player):
             candidates = self.attempts.candidates(self.online, busy)
             now = host.now()
             if isinstance(candidates, Shortage) and now > begun + self.policy.patience:
-                if len(busy):  # a busy client is better than none
+                # A busy client is better than none: it may have forgotten its work, and then nobody else would come.
+                if len(busy):
                     candidates = self.attempts.candidates(self.online, busy[:0])
                 if isinstance(candidates, Shortage):
                     raise candidates.error(session.round, self.policy.patience, self._absent())
@@ -452,6 +454,7 @@ class _RoundPlayer(Player):
     def _abandon(self, round_: Round, aggregation: Aggregation) -> None:
         """Record that a round gave no model; it is tried again, or the run ends."""
         silent = round_.abandon(aggregation.error, aggregation.metrics)
+        # The session has closed their entries as FAILED, so a late answer would be their second report.
         self.written_off.update((round_.cohort.ticket, client) for client in silent)
         self.session.commit()
         self.host.on_abandoned(round_, aggregation)
@@ -460,6 +463,7 @@ class _RoundPlayer(Player):
     def _finish(self, round_: Round, aggregation: Aggregation) -> None:
         """Store the new model and close the round."""
         host, session, cohort = self.host, self.session, round_.cohort
+        # Only here: a round without a model leaves the late ones for its next try.
         self.late = []
         if aggregation.late:
             clients = {

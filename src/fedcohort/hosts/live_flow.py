@@ -120,7 +120,8 @@ class _FlowPlayer(Player):
         if (why := self._stops_early()) is not None:
             return why
         self._look()
-        for cohort in flow.at_work:  # interrupted with the earlier run
+        # Interrupted with the earlier run. They get the same model again, so that the choices stay the same.
+        for cohort in flow.at_work:
             self._send(cohort)
         while True:
             stop = self._proceed()
@@ -150,7 +151,7 @@ class _FlowPlayer(Player):
         moments = [min(map(self._ends, self.flow.at_work), default=math.inf)]
         if not self.flow.lacks_clients:
             moments.append(self.flow.due_at)
-        if self.flow.free:
+        if self.flow.free:  # whoever could take the place may come online without a message
             moments.append(now + LOOK_EVERY)
         return max(min(moments), now)
 
@@ -211,6 +212,7 @@ class _FlowPlayer(Player):
         self.begun[cohort.ticket] = self.host.now()
         self.silence.ask(int(cohort.clients[0]))
         unsent = self.host.send(cohort)
+        # An unsent message ends at once, or the place would wait for an answer that cannot come.
         for reason in unsent.values():
             self._fail(cohort, Status.MISSING, reason)
             self._release(cohort)
@@ -277,6 +279,7 @@ class _FlowPlayer(Player):
         host, flow, session = self.host, self.flow, self.session
         answers = list(flow.waiting)
         aggregation = host.make_model([(answer, flow.staleness(answer)) for answer in answers])
+        # The answers that the host refuses count as failures: three of one client, and it is passed over.
         kept = aggregation.kept.tolist()
         refused = {answer.ticket for answer, keep in zip(answers, kept, strict=True) if not keep}
         flow.discard(refused)
@@ -298,6 +301,7 @@ class _FlowPlayer(Player):
                 )
             return
         self.failed_attempts = 0
+        # Stored before it is recorded: after a crash between the two, the same answers make the same model again.
         host.store_model()
         number = session.round
         flow.advance(host.now(), state=host.state())

@@ -58,7 +58,7 @@ def output_of(model: Model) -> OutputLayer:
     return output_layer({key: array.shape for key, array in parameters(model).items()})
 
 
-class CheckedReply(Protocol):
+class _CheckedReply(Protocol):
     """A reply after a host's checks."""
 
     @property
@@ -83,7 +83,7 @@ class Measures:
 
     Parameters
     ----------
-    replies : sequence of r CheckedReply
+    replies : sequence of r _CheckedReply
     sent : callable
         Returns the model that was sent.
     model : callable
@@ -92,7 +92,7 @@ class Measures:
 
     def __init__(
         self,
-        replies: Sequence[CheckedReply],
+        replies: Sequence[_CheckedReply],
         *,
         sent: Callable[[], Model],
         model: Callable[[Any], Model],

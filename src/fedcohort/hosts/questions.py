@@ -42,6 +42,7 @@ def read_losses(
     for i, name in enumerate(names):
         report = reports.get(name, "no answer")
         if isinstance(report, str):
+            # NaN stays: a selector must do without a client that does not answer, and may not wait for it.
             warn(name, report)
             continue
         numbers = read_report(report)

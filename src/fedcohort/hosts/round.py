@@ -193,6 +193,7 @@ def closing(
     end = float(seconds.max(initial=0.0))  # infinite while somebody has not answered
     if deadline is not None:
         end = min(end, deadline)
+    # With as many as were asked, the last answer closes the round in any case.
     if enough is not None and enough < len(seconds):
         valid = seconds[status == _OK]
         if len(valid) >= enough:
@@ -416,6 +417,7 @@ class Round:
         cohort, spares = self.cohort.size, self.proposal.spares
         if not spares or self.size is None:
             return cohort
+        # A selector may choose fewer than it was asked for, and then the missing ones are missing spares.
         return min(cohort, max(self.size, cohort - spares))
 
     @property
@@ -487,6 +489,7 @@ class Round:
                 hint=f"its clients are {', '.join(self.cohort.names[:_NAMED])}",
             )
         # A message may be delivered twice, and a client may send two. Only the first one can have closed the round.
+        # The time says it, and not the status: a client that could not be reached is MISSING, like a silent one.
         if self.seconds[place] < np.inf:
             return False
         self.seconds[place], self.status[place] = seconds, status
@@ -500,7 +503,7 @@ class Round:
 
     def close(self, seconds: float) -> None:
         """Set the reason of every client that has not answered."""
-        self._lasted, deadline = seconds, self.deadline
+        self._lasted, deadline = seconds, self.deadline  # read before the end, from which it may follow
         in_time = deadline is None or seconds < deadline
         why = "the round was closed with enough others" if in_time else f"no answer within {deadline:g} s"
         for place in np.flatnonzero(self.seconds == np.inf).tolist():
@@ -685,6 +688,7 @@ class Attempts:
     def _count_admitted(self, clients: IntArray) -> tuple[int, tuple[str, ...]]:
         """Return how many of ``clients`` the rules admit, and why they exclude others."""
         session = self.session
+        # A pending cohort was admitted when it was chosen, and rules may have changed since.
         if session.rules is not None and not session.pending and len(clients):
             eligible = session.eligibility(RoundRequest(1, clients))
             if eligible is not None:

@@ -95,7 +95,12 @@ def _bound_by_samples(
         if size is None or (size and len(ratios) == 1):
             unchecked.append(name)
             continue
-        per_sample = _most_per_sample(ratios, weight / size) if size and by_samples else 1.0
+        per_sample = 1.0
+        if size and by_samples:
+            middle = (len(ratios) - 2) // 2  # the lower of two medians of the others
+            usual = ratios[middle + (bisect_left(ratios, weight / size) <= middle)]
+            # Above 1, the app counts epochs or tokens.
+            per_sample = _UNIT * usual if usual > 1 else 1.0
         most = max(per_sample * size, common_weight)
         if weight > most:
             _lower(bounded, reasons, name, most, f"it declared {size:,} samples")
@@ -118,13 +123,6 @@ def _bound_by_others(
         if bounded[name] > (most := max(_UNDECLARED * median, size or 0.0)):
             why = "it declared no size" if size is None else f"it alone declared a size, {size:,} samples"
             _lower(bounded, reasons, name, most, f"{why}, and others weigh {median:g}")
-
-
-def _most_per_sample(ratios: Sequence[float], ratio: float) -> float:
-    """Return how much a declared sample may weigh: 1, or a multiple of the median of the others if that is above 1."""
-    middle = (len(ratios) - 2) // 2  # the lower of two medians
-    usual = ratios[middle + (bisect_left(ratios, ratio) <= middle)]
-    return _UNIT * usual if usual > 1 else 1.0
 
 
 def _majority(values: Sequence[float]) -> float | None:

@@ -42,7 +42,7 @@ def normal_form(name: str) -> str:
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
-def usable_name(name: str) -> str:
+def _usable_name(name: str) -> str:
     """Return the name that a client chose for itself, composed; an empty name means none.
 
     It has at most 200 printable characters and no space at either end. The names that a host gives its clients in a
@@ -64,7 +64,7 @@ class Description:
     Parameters
     ----------
     name : str
-        The same after a restart; empty if the client has none. See :func:`usable_name`.
+        The same after a restart; empty if the client has none. See :func:`_usable_name`.
     size : int or None
         Number of training samples.
     label_counts : tuple of int or None
@@ -85,7 +85,7 @@ class Description:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", usable_name(self.name))
+        object.__setattr__(self, "name", _usable_name(self.name))
 
     def known_signals(self, sealed: bool = False) -> frozenset[Signal]:
         """Return what is known about the client.

@@ -53,7 +53,7 @@ class Aborted(Exception):
     """FLARE ends the job."""
 
 
-class Arrival(NamedTuple):
+class _Arrival(NamedTuple):
     """A site's answer to a task_message."""
 
     task_message: TaskMessage
@@ -67,7 +67,7 @@ class Arrival(NamedTuple):
 class TaskMessage:
     """A task sent to several sites. FLARE's threads put results into the inbox, from which the run takes them."""
 
-    inbox: queue.Queue[Arrival]
+    inbox: queue.Queue[_Arrival]
     kind: str
     targets: Sequence[str]
     ticket: int | None = None
@@ -86,7 +86,7 @@ class TaskMessage:
         """Put a site's answer into the inbox; only its first answer counts."""
         if site not in self.answered:
             self.answered.add(site)
-            self.inbox.put(Arrival(self, site, result, problem, time.monotonic() - self.begun))
+            self.inbox.put(_Arrival(self, site, result, problem, time.monotonic() - self.begun))
 
     @property
     def at_work(self) -> set[str]:
@@ -111,7 +111,7 @@ class FlareHost(Host):
         self.sites = sites
         self.session: Session | None = None
         self.model: dict[str, AnyArray] = {}
-        self.inbox: queue.Queue[Arrival] = queue.Queue()
+        self.inbox: queue.Queue[_Arrival] = queue.Queue()
         self.task_messages: list[TaskMessage] = []  # task_messages that are open, or that a site still works on
         self._open: tuple[TaskMessage, ResultChecker] | None = None
         self._next: tuple[dict[str, AnyArray], FLModel] | None = None  # the newest average, and FLARE's result
@@ -153,12 +153,12 @@ class FlareHost(Host):
         else:
             self.controller.communicator.cancel_task(task)
 
-    def _arrivals(self, until: float) -> list[Arrival]:
+    def _arrivals(self, until: float) -> list[_Arrival]:
         """Return the answers that have arrived; if there are none, wait for one until the time ``until``.
 
         Descriptions are handled here and not returned.
         """
-        arrivals: list[Arrival] = []
+        arrivals: list[_Arrival] = []
         while not arrivals:
             self.controller.check_alive()
             self._write_off()
@@ -168,6 +168,7 @@ class FlareHost(Host):
             except queue.Empty:
                 if left <= 0:
                     return []
+        # FLARE's threads fill the inbox, and all that has come by now counts for this moment.
         while not self.inbox.empty():
             arrivals.append(self.inbox.get())
         for arrival in arrivals:
@@ -188,7 +189,7 @@ class FlareHost(Host):
                 if name not in connected:
                     task_message.arrive(name, None, "the site is no longer connected")
 
-    def _describe(self, arrival: Arrival) -> None:
+    def _describe(self, arrival: _Arrival) -> None:
         arrival.task_message.closed = arrival.task_message.answered.issuperset(arrival.task_message.targets)
         problem = self.sites.describe(arrival.site, record_of(arrival.result), arrival.problem)
         if problem:
@@ -296,7 +297,7 @@ class FlareHost(Host):
                 replies.append(self._late(ticket, arrival))
         return replies
 
-    def _late(self, ticket: int, arrival: Arrival) -> Reply:
+    def _late(self, ticket: int, arrival: _Arrival) -> Reply:
         """Return a result that arrived after its round was closed; it is checked only if it will count."""
         if arrival.task_message.late_check is None or arrival.result is None:
             status = Status.FAILED if arrival.result is None else Status.OK
@@ -310,7 +311,7 @@ class FlareHost(Host):
         return Reply(ticket, checked.name, checked.status, checked.reason, seconds, checked)
 
     @staticmethod
-    def _check(checker: ResultChecker, arrival: Arrival) -> CheckedResult:
+    def _check(checker: ResultChecker, arrival: _Arrival) -> CheckedResult:
         if arrival.result is None:
             return CheckedResult(arrival.site, Status.FAILED, arrival.problem)
         return checker.check(arrival.site, arrival.result, arrival.seconds)
@@ -430,11 +431,12 @@ class FlareHost(Host):
 
     def _exchange(
         self, task_message: TaskMessage, names: Collection[str], deadline: float | None
-    ) -> dict[str, Arrival]:
+    ) -> dict[str, _Arrival]:
         """Return the answers to a task_message that arrive before the deadline, by site."""
         until = self.now() + deadline if deadline is not None else float("inf")
-        answers: dict[str, Arrival] = {}
+        answers: dict[str, _Arrival] = {}
         while len(answers) < len(names) and self.now() < until:
+            # Arrivals of other tasks are late answers to earlier questions, which nobody needs any more.
             answers.update({a.site: a for a in self._arrivals(until) if a.task_message is task_message})
         self._close(task_message)
         return answers
@@ -444,7 +446,7 @@ class FlareHost(Host):
     ) -> Mapping[Signal, FloatArray]:
         """Ask sites for losses of a model; NaN for those that do not answer in time."""
         connected = [name for name in names if name in set(self.sites.connected)]
-        answers: Mapping[str, Arrival] = {}
+        answers: Mapping[str, _Arrival] = {}
         if connected:
             task_message = self._post(LOSSES, connected, params, question(signals), current_round=self._running.round)
             answers = self._exchange(task_message, connected, self.policy.query_deadline or self.policy.fixed_deadline)

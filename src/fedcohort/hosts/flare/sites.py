@@ -51,6 +51,7 @@ class Sites:
                 raise ValueError(flaw)
         except ValueError as error:
             return self._refuse(name, str(error))
+        # A site that described itself badly before may do better now; the newest description counts.
         self.unfit.pop(name, None)
         self.described[name] = description
         return ""

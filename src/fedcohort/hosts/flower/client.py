@@ -23,7 +23,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError
 from fedcohort.core.signals import Signal, vectors_of
 from fedcohort.core.validate import instance
@@ -218,7 +217,7 @@ class _CohortClient(ClientApp):
         log.info("the key holder opened this client's labels as sealed, in the set of clients %s", digest)
 
 
-class LabelSealer(Protocol):
+class _LabelSealer(Protocol):
     """Protects label counts that leave a client, like :class:`~fedcohort.privacy.LabelSeal`."""
 
     def seal(self, client: str, counts: Any) -> bytes:
@@ -233,7 +232,7 @@ def torch_answers(
     validation: Callable[[Context], tuple[Any, Any]] | None = None,
     robust: LocalTraining | None = None,
     share_labels: bool = True,
-    seal: LabelSealer | None = None,
+    seal: _LabelSealer | None = None,
     private: Private | None = None,
     attributes: Callable[[Context], Mapping[str, Attribute]] | None = None,
     reports: Mapping[Any, Callable[..., Any]] | None = None,
@@ -282,81 +281,63 @@ def torch_answers(
             hint="leave out 'reports' or 'private'",
         )
 
-    client = _TorchClient(
-        model, data, classes, validation, robust, share_labels, seal, private, attributes, batch_size, name
-    )
-    if private is not None:
-        # No gradient, because the ledger records only counts and losses.
-        losses = client.noisy_losses if private.losses is not None else None
-        return Answers(facts=client.facts, losses=losses, signals=frozenset({Signal.LOSS}), name=name, noised=True)
-    return Answers(
-        facts=client.facts,
-        losses=client.losses,
-        signals=TorchMeasures.signals(validation is not None, robust is not None),
-        gradient=client.gradient,
-        reports={} if reports is None else reports,
-        name=name,
-        confirm=client.confirm if isinstance(seal, LabelSeal) and classes is not None else None,
-    )
-
-
-@dataclass(frozen=True)
-class _TorchClient:
-    """The answers of :func:`torch_answers`, with the same parameters."""
-
-    model: Callable[[Context], torch.nn.Module]
-    data: Callable[[Context], tuple[Any, Any]]
-    classes: int | None
-    validation: Callable[[Context], tuple[Any, Any]] | None
-    robust: LocalTraining | None
-    share_labels: bool
-    seal: LabelSealer | None
-    private: Private | None
-    attributes: Callable[[Context], Mapping[str, Attribute]] | None
-    batch_size: int
-    name: Callable[[Context], str]
-
-    def _measures(self, context: Context) -> TorchMeasures:
+    def measures(context: Context) -> TorchMeasures:
         return TorchMeasures(
-            partial(self.model, context),
-            partial(self.data, context),
-            validation=None if self.validation is None else partial(self.validation, context),
-            robust=self.robust,
-            batch_size=self.batch_size,
+            partial(model, context),
+            partial(data, context),
+            validation=None if validation is None else partial(validation, context),
+            robust=robust,
+            batch_size=batch_size,
         )
 
-    def facts(self, context: Context) -> Facts:
-        """Return size, attributes and label counts: noisy, sealed or in the clear."""
-        labels = self._measures(context).labels()
-        facts = Facts(size=len(labels), attributes={} if self.attributes is None else self.attributes(context))
-        if self.classes is None:
-            return facts
-        counts = np.bincount(labels, minlength=self.classes)
-        if self.private is not None:
-            sealed = self.private.seal(context, normal_form(self.name(context)), counts)
-            return replace(facts, sealed_labels=sealed)
-        if self.seal is not None:
-            return replace(facts, sealed_labels=self.seal.seal(normal_form(self.name(context)), counts))
-        return replace(facts, label_counts=counts if self.share_labels else None)
+    def facts(context: Context) -> Facts:
+        labels = measures(context).labels()
+        known = Facts(size=len(labels), attributes={} if attributes is None else attributes(context))
+        if classes is None:
+            return known
+        counts = np.bincount(labels, minlength=classes)
+        if private is not None:
+            return replace(known, sealed_labels=private.seal(context, normal_form(name(context)), counts))
+        if seal is not None:
+            return replace(known, sealed_labels=seal.seal(normal_form(name(context)), counts))
+        return replace(known, label_counts=counts if share_labels else None)
 
-    def confirm(self, context: Context, confirmation: bytes) -> str:
-        """Compare what the key holder opened with the true counts."""
-        assert isinstance(self.seal, LabelSeal)
-        counts = np.bincount(self._measures(context).labels(), minlength=self.classes or 0)
-        return self.seal.confirm(self.name(context), counts, confirmation)
+    if private is not None:
+        noise = private  # for the function below, where it cannot be None
 
-    def losses(self, arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
-        """Return every loss that can be measured."""
+        def noisy_losses(arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
+            # Only one loss, so that an answer is a single release.
+            by_label = measures(context).by_label(arrays.to_torch_state_dict())
+            return {Signal.LOSS.name: noise.loss(context, by_label) if len(by_label) else float("nan")}
+
+        # No gradient, because the ledger records only counts and losses.
+        return Answers(
+            facts=facts,
+            losses=None if private.losses is None else noisy_losses,
+            signals=frozenset({Signal.LOSS}),
+            name=name,
+            noised=True,
+        )
+
+    def losses(arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
         state = arrays.to_torch_state_dict()
-        teacher = state if received is arrays else received.to_torch_state_dict()
-        return self._measures(context).losses(state, teacher)
+        return measures(context).losses(state, state if received is arrays else received.to_torch_state_dict())
 
-    def noisy_losses(self, arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
-        """Return only one loss, so that an answer is a single release."""
-        assert self.private is not None
-        by_label = self._measures(context).by_label(arrays.to_torch_state_dict())
-        return {Signal.LOSS.name: self.private.loss(context, by_label) if len(by_label) else float("nan")}
+    confirm = None
+    if isinstance(seal, LabelSeal) and classes is not None:
+        ours, width = seal, classes
 
-    def gradient(self, arrays: ArrayRecord, context: Context) -> FloatArray:
-        """Return the full-batch gradient."""
-        return self._measures(context).gradient(arrays.to_torch_state_dict())
+        def confirm(context: Context, confirmation: bytes) -> str:
+            # What the key holder opened, against the true counts.
+            counts = np.bincount(measures(context).labels(), minlength=width)
+            return ours.confirm(name(context), counts, confirmation)
+
+    return Answers(
+        facts=facts,
+        losses=losses,
+        signals=TorchMeasures.signals(validation is not None, robust is not None),
+        gradient=lambda arrays, context: measures(context).gradient(arrays.to_torch_state_dict()),
+        reports={} if reports is None else reports,
+        name=name,
+        confirm=confirm,
+    )

@@ -125,6 +125,7 @@ class Evaluation:
         if count is None or count >= len(free):
             return free
         names = list(free)
+        # By round and seed, so that a resumed run evaluates on the same clients.
         draw = streams.stream(self._seed, _EVALUATION, server_round - 1)
         return {names[int(i)]: free[names[int(i)]] for i in np.sort(draw.choice(len(names), count, replace=False))}
 

@@ -129,7 +129,7 @@ class Outbox:
 
 
 @dataclass(frozen=True)
-class OutstandingReply:
+class _OutstandingReply:
     """Messages that were not answered in time; their clients are busy until they answer or the messages expire.
 
     Attributes
@@ -155,7 +155,7 @@ class OutstandingReplies:
         The clients that train and are waited for, with their nodes; only used without rounds.
     """
 
-    open: list[OutstandingReply] = field(default_factory=list)
+    open: list[_OutstandingReply] = field(default_factory=list)
     working: dict[str, int] = field(default_factory=dict)
 
     def add(self, outbox: Outbox, nodes: Mapping[str, int], ticket: int | None = None) -> None:
@@ -163,7 +163,7 @@ class OutstandingReplies:
         if outbox.waiting:
             unanswered = outbox.unanswered()
             self.open.append(
-                OutstandingReply(outbox, {n: node for n, node in nodes.items() if n in unanswered}, ticket)
+                _OutstandingReply(outbox, {n: node for n, node in nodes.items() if n in unanswered}, ticket)
             )
 
     def busy(self, name: str, node: int) -> bool:
@@ -172,7 +172,7 @@ class OutstandingReplies:
             overdue.nodes.get(name) == node and name in overdue.outbox.unanswered() for overdue in self.open
         )
 
-    def collect(self) -> list[tuple[OutstandingReply, GridReply]]:
+    def collect(self) -> list[tuple[_OutstandingReply, GridReply]]:
         """Return the answers that have arrived since the last call, and forget what is settled."""
         replies = [(overdue, reply) for overdue in self.open for reply in overdue.outbox.pull()]
         self.open = [overdue for overdue in self.open if overdue.outbox.waiting]

@@ -195,14 +195,10 @@ class FlowerFlowHost(FlowerHost, FlowHost):
             begun = self.arrays if aggregator.mixes_models else self._models[answer.version]
             moved = move_update(reply, begun, self.arrays, total)
             chosen.append(with_weight(moved, self.weight_key, weight))
-        self._configure()
-        return self._average_models(session.round + 1, chosen, (), corrections, lambda _: "")
-
-    def _configure(self) -> None:
-        """Let the strategy configure the newest model, because some strategies compute steps from what they sent."""
-        view = GridView(self.grid, [1])  # nothing is sent
+        # Nothing is sent, but some strategies compute their steps from the model that they configured last.
         with taking_all(self.inner, 1):
-            list(self.inner.configure_train(self._running.round + 1, self.arrays, self.config, view))
+            list(self.inner.configure_train(session.round + 1, self.arrays, self.config, GridView(self.grid, [1])))
+        return self._average_models(session.round + 1, chosen, (), corrections, lambda _: "")
 
     def store_model(self) -> None:
         """Save the model and the strategy's memory in a checkpoint."""

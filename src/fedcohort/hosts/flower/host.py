@@ -281,6 +281,7 @@ class FlowerHost(Host):
         )
         if self.policy.late == "count":
             self._late_checks[cohort.ticket] = (self.training.checker, sent)
+        # Bounds first: filters, selectors and the average must all see the same weights and updates.
         checked, late, corrections = self._bounded_replies(round_)
         # A reply that was valid by itself may be refused because its vectors differ in size from those of the others.
         refused = {
@@ -361,6 +362,7 @@ class FlowerHost(Host):
             odd = _odd_weights(chosen, self.weight_key) if has_accountant(self.inner) else {}
             if short := round_.shortfall(len(chosen) - len(odd)):
                 return Average(blamed=odd, error=short)
+        # After the bounds, which limit what a client claims; the selector's weights are the server's own.
         if cohort.weights is not None:
             share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
             chosen = [with_weight(reply, self.weight_key, reply.weight * share[reply.name]) for reply in chosen]

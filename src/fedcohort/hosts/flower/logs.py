@@ -25,17 +25,17 @@ _FIELDS = "fedcohort"
 
 
 def say(event: str, message: str, *values: object, level: int = logging.INFO, **fields: Any) -> None:
-    """Log a message with the name of the event and its fields, for :class:`JsonLines`."""
+    """Log a message with the name of the event and its fields, for :class:`_JsonLines`."""
     if log.isEnabledFor(level):
         log.log(level, message, *values, extra={_FIELDS: {"event": event, **fields}})
 
 
-class JsonLines(logging.Formatter):
+class _JsonLines(logging.Formatter):
     """Formats a log record as one JSON object: time, level, event, message and the event's fields.
 
     >>> record = logging.LogRecord("flwr.fedcohort", logging.INFO, "", 0, "round %d", (3,), None)
     >>> record.created = 0.0
-    >>> JsonLines().format(record)
+    >>> _JsonLines().format(record)
     '{"time": "1970-01-01T00:00:00.000+00:00", "level": "info", "event": "message", "message": "round 3"}'
     """
 
@@ -118,7 +118,7 @@ def also_log_to(path: Path | None) -> Iterator[None]:
         handler = logging.FileHandler(path, encoding="utf-8")
     except OSError as error:
         raise InputError(f"The log {path} cannot be written: {error.strerror or error}.") from error
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(_JsonLines())
     handler.setLevel(logging.INFO)
     with _TAPPING:
         for tap in _TAPS:

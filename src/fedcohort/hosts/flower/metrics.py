@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeGuard
 
 from flwr.app import MetricRecord
@@ -72,7 +72,9 @@ def _one_metric(
         return {}, texts | dict.fromkeys(usable, rare)
     if not usable:
         return {}, texts
-    usual = _usual_form(usable.values())
+    forms = Counter(map(_form, usable.values()))
+    # If two are equally common, the shorter list: a client must not make the others' numbers look like the odd ones.
+    usual = max(forms, key=lambda form: (forms[form], -(form or 0)))
     values = {client: value for client, value in usable.items() if _form(value) == usual}
     without = [client for client in records if client not in values]
     if without:
@@ -85,12 +87,6 @@ def _one_metric(
         elif client not in sent:
             texts[client] = f"it sent no metric {name}; the average is that of the others"
     return values, texts
-
-
-def _usual_form(values: Iterable[object]) -> int | None:
-    """Return the most common form; if two are equally common, the shorter list."""
-    forms = Counter(map(_form, values))
-    return max(forms, key=lambda form: (forms[form], -(form or 0)))
 
 
 def _form(value: object) -> int | None:

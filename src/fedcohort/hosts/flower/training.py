@@ -97,6 +97,7 @@ class Training:
         """Return checked replies to ``arrays`` within all bounds, and the corrections by client."""
         sizes = {name: card.description.size for name, card in online.items()}
         bounded, corrections = self.bound_weights(replies, sizes, self._max_share)
+        # After the weights, so that a refused reply is not shortened for nothing.
         for i, reply in enumerate(bounded):
             bounded[i], texts = self.shorten(reply, arrays)
             if texts:
