@@ -32,7 +32,7 @@ def objective(counts, group, rates, *, before=0.0):
     shares = total / total.sum() if total.sum() else np.eye(len(total))[0]
     aim = rates @ counts / (rates @ counts).sum()
     by_chance = (1 - 1 / len(shares)) / max(total.sum(), 1)
-    return math.log(max(((shares - aim) ** 2).sum(), by_chance))
+    return math.log(max(((shares - aim) ** 2).sum(), by_chance, 1e-3))
 
 
 def play(session, rounds, size, metrics=None, available=None):
@@ -136,7 +136,7 @@ def plain_choice(rule, state, slate, counts, account, rng):
             return 0.0
         total = past + counts[[candidates[m] for m in members]].sum(0)
         value = ((total / total.sum() - aim) ** 2).sum()
-        return math.log(max(value, (1 - 1 / len(total)) / max(total.sum(), 1)))
+        return math.log(max(value, (1 - 1 / len(total)) / max(total.sum(), 1), 1e-3))
 
     members = []
     while len(members) < size and (may := permitted(members)):

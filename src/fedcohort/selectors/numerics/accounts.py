@@ -105,6 +105,9 @@ class Choice:
         The candidates, and the busy clients if they are asked one by one.
     sizes : (N,) float array, optional
         An even draw takes each client with a probability proportional to its size; default: all alike.
+    among : (c,) int array, optional
+        Choose among these candidates only; default: all. Others need not be looked at, because all that can be asked
+        grow alike.
 
     Attributes
     ----------
@@ -114,7 +117,14 @@ class Choice:
         The most that a cohort may add.
     """
 
-    def __init__(self, accounts: Accounts, share: float, slate: Slate, sizes: FloatArray | None = None) -> None:
+    def __init__(
+        self,
+        accounts: Accounts,
+        share: float,
+        slate: Slate,
+        sizes: FloatArray | None = None,
+        among: IntArray | None = None,
+    ) -> None:
         self.share, self.size = share, slate.size
         self.waits = slate.busy is not None and len(slate.busy) > 0  # for busy clients, if nobody is permitted
         able = np.zeros(len(accounts.asked), np.bool_)
@@ -128,18 +138,21 @@ class Choice:
         self._falls, self._rises = -math.expm1(-least), math.expm1(most)
         budget = 2.0 * len(able)
         self.room = budget * (1.0 + _ROUNDING) - float(self.accounts.sums.sum())
-        self.look_at(slate.candidates)
+        self.look_at(slate.candidates if among is None else among)
 
     def look_at(self, candidates: IntArray) -> None:
-        """Choose among these candidates only, and begin again."""
+        """Choose among these candidates, and begin again."""
         low, high = terms(self.accounts, self.share, candidates)
         self.candidates = candidates
         self.prices = self._rises * high - self._falls * low
         self.members: list[int] = []
         self._spent = 0.0
         self._taken = np.zeros(len(candidates), np.bool_)
-        first = np.argpartition(self.prices, self.size - 1)[: self.size]
-        self._cheapest = first[np.argsort(self.prices[first], kind="stable")]
+        if self.size == 1:  # many prices are equal, and partitioning equal numbers is slow
+            self._cheapest = np.array([self.prices.argmin()])
+        else:
+            first = np.argpartition(self.prices, self.size - 1)[: self.size]
+            self._cheapest = first[np.argsort(self.prices[first], kind="stable")]
 
     def _grown(self, accounts: Accounts, sizes: FloatArray | None) -> Accounts:
         """Add what an even draw of the cohort would give everybody, and return the accounts with their sums."""

@@ -41,7 +41,9 @@ _LEAD = 0.5  # weight of having been asked often (gamma)
 _FORGOTTEN = 1e-3  # a past cohort with a smaller weight no longer counts
 _MEMORY_SECONDS = 20  # a client's expected duration is the mean of about this many reports
 _PASSES = {"labels": 2, "directions": 1, "nothing": 1}  # of swaps; more would fit the errors of estimated directions
-_FLOOR_DIRECTIONS = 1e-2  # distances of mean directions below this count as equal
+# Distances below this count as equal. If a cohort is as good as the federation allows, differences between others are
+# no reason to ask the same few clients again and again: 1e-3 is one sample in thirty of another class.
+_FLOOR = {"labels": 1e-3, "directions": 1e-2, "nothing": 0.0}
 _LOOKED_AT = 2048  # with more candidates, a random sample of them is looked at
 
 _SIGNALS = {
@@ -85,9 +87,9 @@ class Balanced(Selector[BalanceState]):
     Symbols: S = ``share``. QCID = squared distance of the class shares of the cohort's data, together with the rounds
     before it, from the aim. The last round counts :math:`\lambda` = 0.5, the one before that 0.25, and so on; models
     that were lost do not count. So each cohort supplies what the last ones lacked. The aim is the mix of all data with
-    client n counted :math:`r_n` times. These rates are 1 on average, between 1/S and S, and higher for the few clients
-    that hold a rare class, so that the aim is as balanced as clients within these bounds can make it (see
-    ``balancing_rates``). :math:`\epsilon` is the imbalance that balanced data shows by chance.
+    client n counted :math:`r_n` times. These rates are about 1 on average, between 1/S and S, and higher for the few
+    clients that hold a rare class, as far as this makes the mix more balanced (see ``balancing_rates``).
+    :math:`\epsilon` is the imbalance that balanced data shows by chance, at least 0.001.
     :math:`e_n = \log ((p_n + 1/2 + u_n) / (r_n a_n + 1))` is the lead of client n, which was asked :math:`p_n` times,
     and would have been asked :math:`a_n` times by an even draw; :math:`\gamma` = 0.5. :math:`u_n` is a random number
     below 1, so that similar clients do not form the same cohorts again and again.
@@ -208,7 +210,7 @@ class Balanced(Selector[BalanceState]):
             group,
             _LEAD * lead,
             self._seconds(state, candidates),
-            _FLOOR_DIRECTIONS if self.balance == "directions" else None,
+            _FLOOR[self.balance],
             choice,
         )
         if self.balance == "directions":
@@ -246,14 +248,15 @@ class Balanced(Selector[BalanceState]):
 
     def _choice(self, state: BalanceState, slate: Slate, rng: np.random.Generator) -> Choice:
         """Return the accounts' choice among all candidates, or among a sample if that is enough."""
-        choice = Choice(state, self.share, slate, slate.clients.sizes if self.accounts == "samples" else None)
         # A client may be asked S times as often as an even draw asks it. It is in this many samples at least four times
         # as often, so that the sample hardly ever decides.
         count = max(_LOOKED_AT, math.ceil(4 * self.share * slate.size))
+        some = None
         if count < len(slate.candidates):
-            choice.look_at(np.sort(rng.choice(slate.candidates, count, replace=False, shuffle=False)))
-            if not choice.is_possible:  # clients outside the sample are owed too much
-                choice.look_at(slate.candidates)
+            some = np.sort(rng.choice(slate.candidates, count, replace=False, shuffle=False))
+        choice = Choice(state, self.share, slate, slate.clients.sizes if self.accounts == "samples" else None, some)
+        if some is not None and not choice.is_possible:  # clients outside the sample are owed too much
+            choice.look_at(slate.candidates)
         return choice
 
     def _group(self, state: BalanceState, slate: Slate, candidates: IntArray) -> ClassBalance | None:
@@ -318,7 +321,7 @@ class _Objective:
         group: ClassBalance | None,  # its class imbalance; None if nothing is balanced
         lead: FloatArray,  # (c,) gamma e_n
         seconds: FloatArray | None,  # (c,) tau log d_n; None if time does not count
-        floor: float | None,  # the least imbalance that counts; None: what chance leaves in the group
+        floor: float,  # the least imbalance that counts; what chance leaves in the group does not count either
         choice: Choice,
     ) -> None:
         self.group, self.lead, self.seconds, self.floor, self.choice = group, lead, seconds, floor, choice
@@ -331,7 +334,7 @@ class _Objective:
     def _balance(self) -> FloatArray | float:
         if self.group is None:
             return 0.0
-        least = self.group.extended_by_chance() if self.floor is None else self.floor
+        least = np.maximum(self.group.extended_by_chance(), self.floor)
         return np.asarray(np.log(np.maximum(self.group.qcid_with_each(self._work), least)))
 
     def _slowest(self) -> FloatArray | float:
@@ -361,9 +364,7 @@ class _Objective:
         if self.group is not None:
             members = self.choice.members
             balance = np.array(self._balance())
-            balance[members] = np.log(
-                max(self.group.qcid(), self.group.by_chance() if self.floor is None else self.floor)
-            )
+            balance[members] = np.log(max(self.group.qcid(), self.group.by_chance(), self.floor))
             parts["balance"] = -balance
         if self.seconds is not None:
             parts["speed"] = -np.asarray(self._slowest())

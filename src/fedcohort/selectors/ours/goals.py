@@ -19,8 +19,9 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, share: float) -> Float
 
     The rates r minimise :math:`QCID(r) + \mu \, \overline{(r_n - 1)^2}`, where QCID is that of the whole federation
     with client n counted :math:`r_n` times. :math:`\mu` is the imbalance that balanced data of the size of a mean
-    client has by chance: the classes of few samples are no reason to ask a client often. Solved by conjugate gradients
-    to six digits, so that all forms of labels give the same result.
+    client has by chance: the classes of few samples are no reason to ask a client often. Then they are drawn towards
+    1 by the share of the imbalance that they leave. Solved by conjugate gradients to six digits, so that all forms of
+    labels give the same result.
 
     Examples
     --------
@@ -64,7 +65,15 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, share: float) -> Float
         length, before = float(rest @ rest), length
         step = rest + length / before * step
     mean = float(rates.mean())
-    return np.clip(np.round(rates / mean, 6), 1 / share, share) if mean > 0 else np.ones(n)
+    if mean <= 0:
+        return np.ones(n)
+    rates = np.clip(rates / mean, 1 / share, share)
+    # Rates that hardly help are not worth the data they leave out, and count as little: every writer has more digits
+    # than letters.
+    even = np.ones(n)
+    before, after = (float(r @ imbalance(r)) / float(r @ shares) ** 2 for r in (even, rates))
+    helped = max(1.0 - after / before, 0.0) if before > 0 else 0.0
+    return np.asarray(np.round(even + helped * (rates - even), 6))
 
 
 def _ones(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:
