@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -202,7 +202,12 @@ class ClientTable:
         # Whoever tells its label counts has told its size.
         if size_array is None and isinstance(labels, LabelCounts):
             size_array = labels.sizes
-        object.__setattr__(self, "n", _agreed_count(counts))
+        if not counts:
+            raise InputError("A client table needs names, sizes, labels or n to know how many clients there are.")
+        if len(set(counts.values())) > 1:
+            got = ", ".join(f"{count} from {part}" for part, count in counts.items())
+            raise InputError(f"The parts of a client table must agree on the number of clients. Got {got}.")
+        object.__setattr__(self, "n", next(iter(counts.values())))
         object.__setattr__(self, "_names", name_tuple)
         object.__setattr__(self, "_sizes", size_array)
         object.__setattr__(self, "_labels", labels)
@@ -397,16 +402,6 @@ def _sizes(values: ArrayLike) -> FloatArray:
     return sizes
 
 
-def _agreed_count(counts: Mapping[str, int]) -> int:
-    """Return the number of clients, on which all parts of a table must agree."""
-    if not counts:
-        raise InputError("A client table needs names, sizes, labels or n to know how many clients there are.")
-    if len(set(counts.values())) > 1:
-        got = ", ".join(f"{count} from {part}" for part, count in counts.items())
-        raise InputError(f"The parts of a client table must agree on the number of clients. Got {got}.")
-    return next(iter(counts.values()))
-
-
 def _append_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGramRows | None) -> LabelInfo:
     """Return the labels of a federation and of the clients that join it."""
     match ours, theirs:
@@ -415,21 +410,18 @@ def _append_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGra
         case LabelFactor(), LabelFactor():
             return LabelFactor(_stack_rows("label factor", ours.factor, theirs.factor), ours.classes)
         case LabelGram(), LabelGramRows():
-            return LabelGram(_append_gram_rows(ours.gram, theirs.rows), ours.classes)
+            rows, before, new = theirs.rows, len(ours.gram), len(theirs.rows)
+            if rows.shape[1] != before + new:
+                raise InputError(
+                    f"The rows of {new} clients that join {before} must have {before + new} columns. Got "
+                    f"{rows.shape[1]}."
+                )
+            return LabelGram(np.block([[ours.gram, rows[:, :before].T], [rows]]), ours.classes)
         case _:
             raise InputError(
                 "In a federation with a matrix of label inner products, new clients need rows of that matrix.",
                 hint="give the new clients labels=LabelGramRows(...)",
             )
-
-
-def _append_gram_rows(gram: FloatArray, rows: FloatArray) -> FloatArray:
-    before, new = len(gram), len(rows)
-    if rows.shape[1] != before + new:
-        raise InputError(
-            f"The rows of {new} clients that join {before} must have {before + new} columns. Got {rows.shape[1]}."
-        )
-    return np.block([[gram, rows[:, :before].T], [rows]])
 
 
 def _stack_rows(name: str, ours: FloatArray, theirs: FloatArray) -> FloatArray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
@@ -123,7 +123,10 @@ class Losses:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", _indices(self.clients, "A Losses query's clients"))
-        if not isinstance(self.signals, frozenset) or not self.signals or not _are_losses(self.signals):
+        losses_only = isinstance(self.signals, frozenset) and all(
+            isinstance(signal, Signal) and signal.of_received for signal in self.signals
+        )
+        if not losses_only or not self.signals:
             losses = ", ".join(sorted(s.name for s in Signal.all() if s.of_received))
             raise input_error("A Losses query's signals", f"among {losses}", self.signals)
 
@@ -137,11 +140,6 @@ class Losses:
         named = copy.copy(self)  # without checking a million clients again
         object.__setattr__(named, "_names_of", names_of)
         return named
-
-
-def _are_losses(signals: Iterable[object]) -> bool:
-    """Whether all are losses of the received model."""
-    return all(isinstance(signal, Signal) and signal.of_received for signal in signals)
 
 
 @dataclass(frozen=True)

@@ -97,18 +97,14 @@ def output_layer(shapes: Mapping[str, Sequence[int]], classes: int | None = None
             layer = OutputLayer(slice(start, start + size), slice(start - weights, start + size))
         start, before = start + size, shape
     if layer is None:
-        raise _no_output_layer(shapes, classes)
+        signal = next(s for s in SIGNALS if needs_output_layer({s}))
+        expected = f"of shape ({classes},)" if classes is not None else "that is the bias of a dense layer"
+        raise SignalError(
+            f"The signal '{signal}' ({signal.meaning}) needs a model whose output layer has a bias. Among the arrays "
+            f"{', '.join(f'{name} {tuple(shape)}' for name, shape in shapes.items())} there is none {expected}.",
+            hint="give the model's last layer a bias, or use a selector that does not need one",
+        )
     return layer
-
-
-def _no_output_layer(shapes: Mapping[str, Sequence[int]], classes: int | None) -> SignalError:
-    signal = next(s for s in SIGNALS if needs_output_layer({s}))
-    expected = f"of shape ({classes},)" if classes is not None else "that is the bias of a dense layer"
-    return SignalError(
-        f"The signal '{signal}' ({signal.meaning}) needs a model whose output layer has a bias. Among the arrays "
-        f"{', '.join(f'{name} {tuple(shape)}' for name, shape in shapes.items())} there is none {expected}.",
-        hint="give the model's last layer a bias, or use a selector that does not need one",
-    )
 
 
 def needs_output_layer(signals: Set[Signal]) -> bool:

@@ -259,15 +259,12 @@ class Eraser:
             case TextKind.CONDITION:
                 return _QUOTED.sub(lambda m: self.text(m[0]), text)
             case TextKind.METRIC:
-                return self._metric(text)
+                parts = text.split("/")
+                if len(parts) == 1 and text == self.client:
+                    return text  # a metric of the host: a client's name comes before or after a slash
+                return "/".join(part if part in _METRICS else self.text(part) for part in parts)
             case _:
                 return self.text(text)
-
-    def _metric(self, text: str) -> str:
-        parts = text.split("/")
-        if len(parts) == 1 and text == self.client:
-            return text  # a metric of the host: a client's name comes before or after a slash
-        return "/".join(part if part in _METRICS else self.text(part) for part in parts)
 
     def table(self, database: Database, name: str) -> None:
         """Replace the name in all texts of a table; metrics under the client's name are deleted."""
@@ -319,7 +316,10 @@ def copies(path: Path, client: str) -> list[Path]:
     with closing(read_journal(journal)) as record:
         names = record.table()[0].names
     longer = [name for name in names if client.lower() in name.lower() and name != client]
-    pattern = _names_pattern([*sorted(longer, key=len, reverse=True), client])
+    wanted = [*sorted(longer, key=len, reverse=True), client]
+    forms = [form for name in wanted for written in (name, name.lower(), name.upper()) for form in _spellings(written)]
+    alternatives = b"|".join(map(re.escape, dict.fromkeys(forms)))
+    pattern = re.compile(rb"(?<!\w)(?:" + alternatives + rb")(?!\w)", re.IGNORECASE)
     others = {form for name in longer for form in _spellings(name)}
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.is_symlink())
     journal_files = {journal, *(journal.with_name(journal.name + end) for end in COMPANIONS)}
@@ -347,12 +347,6 @@ def _is_journal_with(file: Path, client: str) -> bool:
             return table.has_names and client in table.names
     except (FedcohortError, *ERRORS, ValueError, LookupError, TypeError):
         return False
-
-
-def _names_pattern(names: Sequence[str]) -> re.Pattern[bytes]:
-    """Return a pattern that finds names in a file, in capitals or not."""
-    forms = [form for name in names for written in (name, name.lower(), name.upper()) for form in _spellings(written)]
-    return re.compile(rb"(?<!\w)(?:" + b"|".join(map(re.escape, dict.fromkeys(forms))) + rb")(?!\w)", re.IGNORECASE)
 
 
 def _mentions(file: Path, pattern: re.Pattern[bytes], others: set[bytes]) -> bool:

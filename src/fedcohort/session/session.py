@@ -562,7 +562,11 @@ class Session:
         primary, shadows, picks = self._primary, self._shadows, dict[str, ShadowPick]()
         allowed = None if eligibility is None else eligibility.allowed
         if slate is None:
-            candidates, cohort = (_NOBODY if allowed is None else allowed), _empty_cohort(eligibility)
+            candidates, cohort = (_NOBODY if allowed is None else allowed), Cohort(_NOBODY)
+            if not len(candidates):  # otherwise the clients that the rules demand fill the whole cohort
+                kept_out = eligibility is not None and bool(eligibility.reasons)
+                reason = "the rules admit nobody" if kept_out else "nobody is available"
+                cohort = Cohort(_NOBODY, notes={"reason": reason})
         else:
             candidates = slate.candidates if allowed is None else allowed
             cohort, primary = primary.select(slate, answer, turn.stream(streams.SELECTION))
@@ -1047,11 +1051,3 @@ def _closed_on_error(journal: Journal) -> Iterator[None]:
 
 def _signer(sign: str | Path | None) -> Signer | None:
     return None if sign is None else Signer(sign)
-
-
-def _empty_cohort(eligibility: Eligibility | None) -> Cohort:
-    """Return the empty cohort of a selector that has no candidate or no place to fill."""
-    if eligibility is not None and len(eligibility.allowed):
-        return Cohort(_NOBODY)  # the clients that the rules demand fill the whole cohort
-    excluded = eligibility is not None and bool(eligibility.reasons)
-    return Cohort(_NOBODY, notes={"reason": "the rules admit nobody" if excluded else "nobody is available"})

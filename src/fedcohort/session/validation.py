@@ -241,7 +241,9 @@ def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
         raise SelectorError(f"The selector {name} must return a Cohort and its state. Got {short_repr(cohort)}.")
     _check_picks(name, cohort, slate)
     _check_amounts(name, cohort)
-    if cohort.stop is not None and not _is_storable(cohort.stop):
+    # A journal holds no lone surrogates.
+    stop = cohort.stop
+    if stop is not None and not (isinstance(stop, str) and stop == stop.encode(errors="replace").decode()):
         raise SelectorError(f"The selector {name} must say in words why it stops. Got {short_repr(cohort.stop)}.")
     if cohort.score is not None or cohort.parts:
         _check_scores(name, cohort)
@@ -252,11 +254,6 @@ def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
             raise SelectorError(
                 f"The selector {name} must note strings and numbers. Got {short_repr(dict(cohort.notes))}."
             ) from error
-
-
-def _is_storable(text: object) -> bool:
-    """Whether a value is text that a journal can hold, which is text without lone surrogates."""
-    return isinstance(text, str) and text == text.encode(errors="replace").decode()
 
 
 def _check_scores(name: str, cohort: Cohort) -> None:
@@ -435,20 +432,15 @@ def check_report(
         columns[signal.name] = freeze(column)
     ok = status == Status.OK
     if ok.any():  # if all clients failed, there is nothing to measure
-        _check_required(selector, report.ticket, columns, by_keyword)
+        for signal in sorted(s for s in selector.requires if s.is_metric):
+            if signal.name not in columns:
+                raise SignalError(
+                    f"The report for ticket {report.ticket} lacks the signal '{signal}' ({signal.meaning}), which the "
+                    f"selector {selector_name(selector)} requires.",
+                    hint=f"session.tell(cohort, {_keyword_of(signal)}=...)" if by_keyword else signal.supplied_by,
+                )
     kept &= ok
     return ReplyBlock(report.ticket, time.time(), False, clients, freeze(status), freeze(kept), columns)
-
-
-def _check_required(selector: Selector[Any], ticket: int, columns: Mapping[str, FloatArray], by_keyword: bool) -> None:
-    """Raise a SignalError if a report lacks a signal that the selector requires."""
-    for signal in sorted(s for s in selector.requires if s.is_metric):
-        if signal.name not in columns:
-            raise SignalError(
-                f"The report for ticket {ticket} lacks the signal '{signal}' ({signal.meaning}), which the selector "
-                f"{selector_name(selector)} requires.",
-                hint=f"session.tell(cohort, {_keyword_of(signal)}=...)" if by_keyword else signal.supplied_by,
-            )
 
 
 def check_late(table: ClientTable, recorded: Sequence[ReplyRow], report: RoundReport) -> IntArray:
