@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import CensoredData, ecdf, logrank
+from typer.testing import CliRunner
 
+from fedcohort.cli.app import app as cli
 from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.hosts.live import play
 from fedcohort.hosts.pace import Incidence, Pace, expected_rounds, first_deadline, incidence, log_rank
 from fedcohort.hosts.round import Policy, Round, closing
 from fedcohort.journal.events import PROPOSED, TIMES
+from fedcohort.report.account import read_account
 from fedcohort.session import Session
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.prepare import prepare
@@ -226,6 +229,25 @@ def test_fast_clients_do_not_take_a_federation_over(
     taken_over = share_of_liars(liars, spares=spares, least=least, leave_out_slow=True, silent=silent)
     print(f"{liars} of 40 fast, {spares} spares, {silent} silent: {found:.2f}, with permission {taken_over:.2f}")
     assert found <= most + silent / 80 and taken_over == 1.0
+
+
+def test_log_explain_and_dashboard_say_who_no_longer_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every second client takes a hundred times as long."""
+
+    def script(cohort: Cohort, name: str) -> tuple[float, Status]:
+        return 1.0 + 99.0 * (int(name.removeprefix("client-")) % 2), Status.OK
+
+    for permitted in (True, False):
+        caplog.clear()
+        path = tmp_path / f"{permitted}.sqlite"
+        with Session("uniform", clients=12, seed=3, journal=path) as session:
+            policy = Policy(size=6, deadline="auto", min_replies=1, leave_out_slow=permitted)
+            play(TimedHost(session.table.names, script), session, policy, rounds=20)
+        warned = [message for message in caplog.messages if "leaves out" in message]
+        assert len(warned) <= 2 and bool(warned) == permitted  # when it begins, not in every round
+        said = " ".join(CliRunner().invoke(cli, ["explain", str(path)]).output.split())
+        assert ("leaves out 6 of the 12 clients asked so far" in said) == permitted
+        assert read_account(path).left_out == ((6, 12) if permitted else None)  # the dashboard shows the same lines
 
 
 # -- in rounds ---------------------------------------------------------------------------------------------------------

@@ -393,7 +393,7 @@ class Round:
 
     def left_out(self) -> dict[str, int]:
         """Return how many clients the deadline leaves out, and of how many, if that is more than a fifth."""
-        if self._pace is None or self.proposal.deadline is None:
+        if self._pace is None or self.proposal.deadline is None or not self.policy.leave_out_slow:
             return {}
         slower, asked = self._pace.left_out(self.proposal.deadline)
         return {"left_out": slower, "asked": asked} if slower > MAX_LEFT_OUT * asked else {}
