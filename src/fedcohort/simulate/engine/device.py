@@ -99,7 +99,11 @@ class DeviceProgram:
         if isinstance(net, FunctionalNet):
             net.to(device)
         elif device.type == "cuda" and isinstance(net, LayerNet) and net.image is not None:
-            _fuse(net, device, "tf32x3" if precision == "single" else "tf32")
+            from fedcohort.simulate.engine.fused import usable  # loads a compiler
+
+            products_of = "tf32x3" if precision == "single" else "tf32"
+            if usable(torch.cuda.current_device() if device.index is None else device.index, products_of):
+                net.fuse(products_of)
         store = store.to(device)
         self.x, self.sample, self.label, self.targets = store.x, store.sample, store.label, store.targets
         self.crops = crop_table(store.shape).to(device) if local.augment else None
@@ -279,6 +283,7 @@ class DeviceProgram:
         position, label = self.sample[t.slots], self.label[t.slots]
         weights, rates = t.numbers[:, :, :-1], t.numbers[:, :, -1]
         present = (weights != 0).float()
+        # The share of the weights that decay leaves.
         keep = 1 - rates * decay if decay and t.velocity is None else None
         target = None
         if self.losses is None and self.local.loss != "robust":
@@ -303,10 +308,21 @@ class DeviceProgram:
                 delta = self._derivative(logits, aim) * weight.view(jobs, wide, *(1,) * (logits.ndim - 2))
             self.net.backward(t.vectors, saved, delta, t.gradient)
             rate = rates[step].unsqueeze(1)
-            if t.velocity is None:
-                _descend(t, rate, None if keep is None else keep[step].unsqueeze(1))
+            if t.velocity is not None:  # as torch.optim.SGD: it accumulates gradients, and the rate is applied last
+                t.velocity.mul_(self.local.momentum).sub_(t.gradient)
+                if decay:
+                    t.velocity.add_(t.weights, alpha=decay)
+                if t.pull is not None:
+                    t.velocity.sub_(t.pull)
+                t.weights.addcmul_(t.velocity, rate, value=-1)
+                continue
+            # The derivative already includes the rate, so the whole SGD step is one pass over the weights.
+            if keep is None:
+                t.weights.add_(t.gradient)
             else:
-                _descend_with_momentum(t, t.velocity, rate, self.local.momentum, decay)
+                torch.addcmul(t.gradient, t.weights, keep[step].unsqueeze(1), out=t.weights)
+            if t.pull is not None:
+                t.weights.addcmul_(t.pull, rate)
 
     def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each sample (M, n), given outputs (M, n, ...) and targets."""
@@ -499,37 +515,6 @@ class StackedTraining(ModuleBackend):
         """Release the graphs, and restore torch's number of threads."""
         self.program.close()
         super().close()
-
-
-def _fuse(net: LayerNet, device: torch.device, precision: str) -> None:
-    """Let convolutions use fused kernels where the device can run them."""
-    from fedcohort.simulate.engine.fused import usable  # loads a compiler
-
-    if usable(torch.cuda.current_device() if device.index is None else device.index, precision):
-        net.fuse(precision)
-
-
-def _descend(t: _StepBuffers, rate: torch.Tensor, keep: torch.Tensor | None) -> None:
-    """Make one SGD step; ``keep`` (J, 1) is the share of the weights that decay leaves, None without decay."""
-    # The derivative already includes the rate, so the whole SGD step is one pass over the weights.
-    if keep is None:
-        t.weights.add_(t.gradient)
-    else:
-        torch.addcmul(t.gradient, t.weights, keep, out=t.weights)
-    if t.pull is not None:
-        t.weights.addcmul_(t.pull, rate)
-
-
-def _descend_with_momentum(
-    t: _StepBuffers, velocity: torch.Tensor, rate: torch.Tensor, momentum: float, decay: float
-) -> None:
-    """Make one SGD step as torch.optim.SGD does: the velocity accumulates gradients, and the rate is applied last."""
-    velocity.mul_(momentum).sub_(t.gradient)
-    if decay:
-        velocity.add_(t.weights, alpha=decay)
-    if t.pull is not None:
-        velocity.sub_(t.pull)
-    t.weights.addcmul_(velocity, rate, value=-1)
 
 
 class _Batches:
