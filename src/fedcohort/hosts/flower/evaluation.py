@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 
 from fedcohort.core import rng as streams
 from fedcohort.hosts.flower.averaging import error_text
-from fedcohort.hosts.flower.exchange import Outbox, OutstandingReplies, exchange, with_ttl
+from fedcohort.hosts.flower.exchange import Outbox, exchange, with_ttl
 from fedcohort.hosts.flower.replies import evaluations
 from fedcohort.hosts.flower.roster import Card
-from fedcohort.hosts.flower.wrapped_strategy import GridView, keys, levels, sample_size, taking_all
+from fedcohort.hosts.flower.wrapped_strategy import GridView, sample_size, taking_all
+
+if TYPE_CHECKING:
+    from fedcohort.hosts.flower.host import FlowerHost
 
 log = logging.getLogger("flwr.fedcohort")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]  # evaluates the model of a round at the server
@@ -33,48 +35,16 @@ class Evaluation:
 
     Parameters
     ----------
-    strategy : Strategy
-        The wrapped strategy, which decides how many clients evaluate and averages their metrics.
     config : ConfigRecord
         Sent to the clients.
     function : callable or None
         Evaluates at the server.
-    result : Result
-        Collects the metrics.
-    seed : int
-        For the choice of clients.
-    deadline : float
-        Seconds that clients have.
-    outstanding : OutstandingReplies
-        Collects the clients that have not answered by then.
-    max_share : float, optional
-        Largest share of the weights that one client may have.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        strategy: Strategy,
-        config: ConfigRecord,
-        function: EvaluateFn | None,
-        result: Result,
-        *,
-        seed: int,
-        deadline: float,
-        outstanding: OutstandingReplies,
-        max_share: float | None = None,
-    ) -> None:
-        self._grid = grid
-        self._strategy = strategy
+    def __init__(self, host: FlowerHost, config: ConfigRecord, function: EvaluateFn | None) -> None:
+        self._host = host
         self._config = config
         self._function = function
-        self._result = result
-        self._seed = seed
-        self._deadline = deadline
-        self._outstanding = outstanding
-        self._max_share = max_share
-        self._levels = levels(strategy)
-        self._weight_key, _ = keys(strategy)
 
     def at_server(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return the numbers of the server's own evaluation."""
@@ -83,7 +53,7 @@ class Evaluation:
         metrics = self._function(server_round, arrays)
         log.info("\t└──> Global evaluation: %s", metrics)
         if metrics is not None:
-            self._result.evaluate_metrics_serverapp[server_round] = metrics
+            self._host.result.evaluate_metrics_serverapp[server_round] = metrics
         return scalars(metrics)
 
     def on_clients(
@@ -94,7 +64,7 @@ class Evaluation:
         if not chosen:
             return {}, {}
         messages = self._messages(server_round, arrays, chosen)
-        replies = exchange(outbox, messages, self._deadline, self._outstanding)
+        replies = exchange(outbox, messages, self._host.deadline, self._host.outstanding)
         valid = {}
         for name in messages:
             reply = replies.get(name)
@@ -103,41 +73,41 @@ class Evaluation:
             else:
                 valid[name] = reply.message
         sizes = {name: chosen[name].description.size for name in valid}
-        usable, corrections = evaluations(valid, self._weight_key, sizes, self._max_share)
+        usable, corrections = evaluations(valid, self._host.weight_key, sizes, self._host.policy.max_share)
         metrics: MetricRecord | None = None
         try:
             if usable:
-                metrics = self._strategy.aggregate_evaluate(server_round, usable)
+                metrics = self._host.inner.aggregate_evaluate(server_round, usable)
         except Exception as error:  # it must not end the run, because evaluation changes no model
             log.warning("the evaluation of round %d failed and is left out: %s", server_round - 1, error_text(error))
             log.debug("the evaluation failed", exc_info=True)
         if metrics is not None:
             log.info("\t└──> Aggregated evaluation: %s", metrics)
-            self._result.evaluate_metrics_clientapp[server_round] = metrics
+            self._host.result.evaluate_metrics_clientapp[server_round] = metrics
         return {f"evaluate/{key}": value for key, value in scalars(metrics).items()}, corrections
 
     def _draw(self, server_round: int, online: Mapping[str, Card]) -> dict[str, Card]:
         """Return as many clients as the strategy wants, drawn among those that are free."""
-        if sample_size(self._levels, "evaluate", 1) == 0:
+        if sample_size(self._host.levels, "evaluate", 1) == 0:
             return {}
-        free = {name: card for name, card in online.items() if not self._outstanding.busy(name, card.node)}
-        count = sample_size(self._levels, "evaluate", len(free))
+        free = {name: card for name, card in online.items() if not self._host.outstanding.busy(name, card.node)}
+        count = sample_size(self._host.levels, "evaluate", len(free))
         if count is None or count >= len(free):
             return free
         names = list(free)
         # By round and seed, so that a resumed run evaluates on the same clients.
-        draw = streams.stream(self._seed, _EVALUATION, server_round - 1)
+        draw = streams.stream(self._host.settings.seed, _EVALUATION, server_round - 1)
         return {names[int(i)]: free[names[int(i)]] for i in np.sort(draw.choice(len(names), count, replace=False))}
 
     def _messages(self, server_round: int, arrays: ArrayRecord, chosen: Mapping[str, Card]) -> dict[str, Message]:
         """Return the strategy's own messages, which may go to fewer clients than ``chosen``."""
         nodes = [card.node for card in chosen.values()]
-        with taking_all(self._strategy, len(nodes)):
-            view = GridView(self._grid, nodes)
+        with taking_all(self._host.inner, len(nodes)):
+            view = GridView(self._host.grid, nodes)
             # The strategy must find what it wrote last time. A copy protects messages that are still on their way.
             self._config = ConfigRecord(dict(self._config))
-            written = self._strategy.configure_evaluate(server_round, arrays, self._config, view)
+            written = self._host.inner.configure_evaluate(server_round, arrays, self._config, view)
             by_node = {message.metadata.dst_node_id: message for message in written}
         messages = {name: by_node[card.node] for name, card in chosen.items() if card.node in by_node}
-        with_ttl(messages.values(), 2 * self._deadline)
+        with_ttl(messages.values(), 2 * self._host.deadline)
         return messages

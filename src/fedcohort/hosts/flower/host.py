@@ -104,7 +104,7 @@ class FlowerHost(Host):
         self.levels = levels(self.inner)
         given = settings.policy
         # With an automatic deadline, messages live as long as without one, so that late answers show who is slow.
-        deadline = given.fixed_deadline or timeout
+        deadline = self.deadline = given.fixed_deadline or timeout
         self.query_deadline = given.query_deadline or deadline
         self.policy = replace(
             given,
@@ -132,18 +132,8 @@ class FlowerHost(Host):
         )
         self.outstanding = self.population.outstanding
         self.result = Result()
-        self.training = Training(grid, self.inner, deadline, given.max_share, given.max_update_norm)
-        self.evaluation = Evaluation(
-            grid,
-            self.inner,
-            evaluate_config,
-            evaluate_fn,
-            self.result,
-            seed=settings.seed,
-            deadline=deadline,
-            outstanding=self.outstanding,
-            max_share=given.max_share,
-        )
+        self.training = Training(self)
+        self.evaluation = Evaluation(self, evaluate_config, evaluate_fn)
         self.session: Session | None = None
         self.arrays = ArrayRecord()
         self.pulse = Pulse(settings.journal, num_rounds, settings.clock)
@@ -468,7 +458,7 @@ class FlowerHost(Host):
 
     def _train_trial(self, cohort: Sequence[str], seed: int) -> ArrayRecord | None:
         """Let a trial cohort train; return the average of its models, or None if it has none."""
-        online, arrays, deadline = self.population.online, self.arrays, self.training.deadline
+        online, arrays, deadline = self.population.online, self.arrays, self.deadline
         cards = {name: online[name] for name in cohort if name in online}
         # Copies, because a trial must not change the strategy: no moments, no privacy budget.
         strategy, config = strategy_copy(self.inner), ConfigRecord(dict(self.config))

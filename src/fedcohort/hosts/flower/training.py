@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedcohort.core.protocol import Cohort, Status
@@ -26,6 +25,9 @@ from fedcohort.hosts.flower.wrapped_strategy import (
 )
 from fedcohort.hosts.weights import bounded_weights
 from fedcohort.hosts.wire import CONFIRMATION, RECORD, SEED, WORK
+
+if TYPE_CHECKING:
+    from fedcohort.hosts.flower.host import FlowerHost
 
 log = logging.getLogger("flwr.fedcohort")
 _OK = Status.OK
@@ -54,49 +56,26 @@ def as_errors(replies: Iterable[CheckedMessage], sent: Mapping[str, Message]) ->
 
 
 class Training:
-    """Sends the training messages of a run and bounds the replies.
+    """Sends the training messages of a run and bounds the replies."""
 
-    Parameters
-    ----------
-    strategy : Strategy
-        The wrapped strategy, which makes the messages.
-    deadline : float
-        Seconds after which a round closes.
-    max_share : float, optional
-        Largest share of a round's weight that one client may have.
-    max_update_norm : float, optional
-        Longer updates are shortened to this Euclidean norm.
-    """
-
-    def __init__(
-        self,
-        grid: Grid,
-        strategy: Strategy,
-        deadline: float,
-        max_share: float | None = None,
-        max_update_norm: float | None = None,
-    ) -> None:
-        self._grid = grid
-        self._strategy = strategy
-        self.deadline = deadline
-        self._max_share = max_share
-        self._max_update_norm = max_update_norm
-        self._weight_key, self._config_key = keys(strategy)
-        self._records = record_names(strategy)
-        self._grows = changes_shape(strategy)
+    def __init__(self, host: FlowerHost) -> None:
+        self._host = host
+        self._config_key = keys(host.inner)[1]
+        self._records = record_names(host.inner)
+        self._grows = changes_shape(host.inner)
         self.checker: Checker  # of the replies to the messages that were sent last
         self.sent: dict[str, Message] = {}
 
     def checks(self, arrays: ArrayRecord, required: Iterable[Signal]) -> Checker:
         """Return the checks of replies to ``arrays``."""
-        return Checker(arrays, self._weight_key, required, same_shapes=not self._grows)
+        return Checker(arrays, self._host.weight_key, required, same_shapes=not self._grows)
 
     def bound(
         self, replies: Iterable[CheckedMessage], online: Mapping[str, Card], arrays: ArrayRecord
     ) -> tuple[list[CheckedMessage], dict[str, list[str]]]:
         """Return checked replies to ``arrays`` within all bounds, and the corrections by client."""
         sizes = {name: card.description.size for name, card in online.items()}
-        bounded, corrections = self.bound_weights(replies, sizes, self._max_share)
+        bounded, corrections = self.bound_weights(replies, sizes, self._host.policy.max_share)
         # After the weights, so that a refused reply is not shortened for nothing.
         for i, reply in enumerate(bounded):
             bounded[i], texts = self.shorten(reply, arrays)
@@ -106,7 +85,7 @@ class Training:
 
     def shorten(self, reply: CheckedMessage, arrays: ArrayRecord) -> tuple[CheckedMessage, list[str]]:
         """Return a checked reply to ``arrays`` with its update within the norm, and the corrections."""
-        most = self._max_update_norm
+        most = self._host.policy.max_update_norm
         if most is None or reply.status is not _OK:
             return reply, []
         reply, norm = clip_update(reply, arrays, most)
@@ -126,7 +105,7 @@ class Training:
         weights, lowered = bounded_weights(sent_weights, sizes, max_share)
         for i, reply in enumerate(bounded):
             if reply.name in lowered:
-                bounded[i] = with_weight(reply, self._weight_key, weights[reply.name])
+                bounded[i] = with_weight(reply, self._host.weight_key, weights[reply.name])
                 corrections[reply.name] = [lowered[reply.name]]
         return bounded, corrections
 
@@ -152,7 +131,7 @@ class Training:
         if not nodes:
             return {}
         with taking_all(strategy, len(nodes)):
-            written = strategy.configure_train(server_round, arrays, config, GridView(self._grid, nodes))
+            written = strategy.configure_train(server_round, arrays, config, GridView(self._host.grid, nodes))
             messages = messages_by_node(strategy, written, nodes)
         record = ConfigRecord(dict(ask))
         # Equal contents share one object, which Flower then hashes and uploads only once.
@@ -212,7 +191,7 @@ class Training:
         work = {} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True))
         self.checker = self.checks(arrays, required)
         self.sent = self.messages(
-            self._strategy,
+            self._host.inner,
             cohort.round + 1,
             cards,
             arrays,
@@ -222,7 +201,7 @@ class Training:
             ask=ask,
             confirmations=confirmations,
         )
-        with_ttl(self.sent.values(), self.deadline + max(self.deadline, LATE_GRACE_SECONDS))
+        with_ttl(self.sent.values(), self._host.deadline + max(self._host.deadline, LATE_GRACE_SECONDS))
         for name in outbox.send(self.sent):
             reasons[name] = "the SuperLink did not accept the message"
         return reasons
