@@ -145,3 +145,33 @@ def test_a_page_of_the_path_is_short_and_leads_on(page: str) -> None:
     assert re.search(r"\d", " ".join(text.split()[3:150]))
     for other in PATH[PATH.index(page) + 1 :][:1]:
         assert f"{other}.md" in text, f"{page} does not lead to {other}"
+
+
+@pytest.mark.timeout(600)
+def test_the_page_of_errors_says_what_each_example_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    from _site import errors
+
+    examples = errors.in_order(errors.PAGE.read_text(encoding="utf-8"), tmp_path)
+    assert len(examples) == 20
+    # `cd docs && python -m _site.errors` writes what they say now.
+    assert [(title, " ".join(shown.split())) for title, shown, _ in examples] == [
+        (title, " ".join(now.split())) for title, _, now in examples
+    ]
+
+
+def test_the_gallery_answers_every_question_with_the_picture_that_its_command_makes(tmp_path: Path) -> None:
+    page = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    sys.path.insert(0, str(ROOT / "examples" / "gallery"))
+    try:
+        import answer
+    finally:
+        sys.path.pop(0)
+    assert len(answer.QUESTIONS) == 10
+    for name, asked in answer.QUESTIONS.items():
+        assert f"## {asked['question']}" in page and f"img/gallery/{name}.svg" in page
+        assert f"$ python examples/gallery/answer.py {name}\n" in page
+        assert (DOCS / "img" / "gallery" / f"{name}.svg").is_file()
+    os.environ["TMPDIR"] = str(tmp_path)
+    said = answer.answer("federation", tmp_path / "f.html", seeds=1, rounds=2)
+    assert "clients" in said and (tmp_path / "f.html").is_file()

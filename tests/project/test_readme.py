@@ -59,7 +59,7 @@ def test_the_command_and_the_python_call_run_the_same_experiment(tmp_path):
     subprocess.run(
         f"{command} --rounds 1 --out out --quiet", shell=True, cwd=tmp_path, env=environment(), check=True, timeout=240
     )
-    (arguments,) = re.findall(r"fc\.compare\((.*)\)", (ROOT / "README.md").read_text())
+    (arguments,) = re.findall(r"fc\.compare\(([^`]*)\)", (ROOT / "README.md").read_text())
     in_python = eval(f"fc.compare({arguments}, rounds=1, quiet=True)")
     assert fc.load(tmp_path / "out").config == in_python.config and len(in_python.runs) == 30
 
