@@ -64,6 +64,11 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         """Play until the last model; return why the selector ended the run earlier, or None."""
         return play_flow(self, session, self.policy, self.settings.flow, self.num_rounds, leases)
 
+    def tidy(self) -> None:
+        """Delete the answers that are in the last model; more models may still need the others."""
+        if self._files is not None:
+            self._files.keep_only(answer.ticket for answer in Flow(self._running, self.settings.flow).waiting)
+
     def resume(self, flow: Flow) -> None:
         """Load the waiting answers and the models that clients at work began with."""
         self._flow, session, store = flow, self._running, self.settings.checkpoints

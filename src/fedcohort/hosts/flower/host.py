@@ -159,6 +159,9 @@ class FlowerHost(Host):
         self._asked_to_stop = done
         return "should_stop said so" if self.should_stop(done, self.result) else None
 
+    def tidy(self) -> None:
+        """Delete what a run that was killed at its very end has left."""
+
     def _sleep(self, seconds: float) -> None:
         """Sleep, and check every few seconds who is still connected."""
         self.pulse.look(self.grid.get_node_ids)

@@ -80,6 +80,7 @@ class LiveRun:
             self.population.require(session.selector.requires)
             if is_finished(session, num_rounds, host.policy.early_stop):
                 self._resume(session, initial_arrays)
+                host.tidy()
                 say(
                     "finished", "the run is finished: %s holds %d of %d rounds", journal, session.round, num_rounds,
                     rounds=session.round,
