@@ -27,7 +27,7 @@ for model in (client := CohortClient(Answers(facts=lambda: Facts(size=10)))):
 """
 
 
-def recipe(folder: Path, **settings: object) -> CohortRecipe:
+def recipe(folder: Path, journal: str | None = None, **policy: object) -> CohortRecipe:
     (folder / "train.py").write_text(SCRIPT)
     return CohortRecipe(
         name="mine",
@@ -36,8 +36,8 @@ def recipe(folder: Path, **settings: object) -> CohortRecipe:
         model=NPModelPersistor(model=[[1.0, 2.0]]),
         selector="uniform",
         num_rounds=3,
-        cohort_size=2,
-        **settings,
+        policy={"size": 2, **policy},
+        journal=journal,
     )
 
 
@@ -46,7 +46,7 @@ def test_it_writes_a_job(tmp_path: Path) -> None:
     server = json.loads((tmp_path / "job/mine/app/config/config_fed_server.json").read_text())
     (workflow,) = server["workflows"]
     assert workflow["path"].endswith("CohortController")
-    assert workflow["args"] == {"num_rounds": 3, "cohort_size": 2}  # "uniform" is the default
+    assert workflow["args"] == {"num_rounds": 3, "policy": {"size": 2}}  # "uniform" is the default
     assert (tmp_path / "job/mine/app/custom/train.py").is_file()
 
 

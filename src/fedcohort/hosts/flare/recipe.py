@@ -27,7 +27,7 @@ class CohortRecipe(Recipe):  # type: ignore[misc]  # nvflare has no types
     train_args : str
         Arguments of the script.
     **settings
-        Those of :class:`~fedcohort.hosts.flare.CohortController`: ``num_rounds``, ``cohort_size``, ``journal``...
+        Those of :class:`~fedcohort.hosts.flare.CohortController`: ``num_rounds``, ``policy``, ``journal``...
     """
 
     def __init__(
