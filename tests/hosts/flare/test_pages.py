@@ -21,7 +21,6 @@ PAGE = (Path(__file__).parents[3] / "docs" / "flare.md").read_text(encoding="utf
 @pytest.mark.timeout(3600)
 def test_the_commands_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
     (tmp_path / "bin" / "fedcohort").write_text(f'#!/bin/sh\nexec {sys.executable} -m fedcohort "$@"\n')
     (tmp_path / "bin" / "fedcohort").chmod(0o755)
     env = {
