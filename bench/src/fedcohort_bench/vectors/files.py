@@ -130,6 +130,6 @@ def difference(theirs: Any, ours: Any, place: str = "") -> str:
 def _text(content: dict[str, Any]) -> str:
     """One line for each round, which a person can read and git can compare."""
     *head, (_, rounds) = content.items()
-    lines = [f' "{key}": {json.dumps(value)},' for key, value in head]
+    lines = [f' "{key}": {json.dumps(value, allow_nan=False)},' for key, value in head]
     played = ",\n".join("  " + json.dumps(entry) for entry in rounds)
     return "\n".join(["{", *lines, ' "rounds": [', played, " ]", "}"]) + "\n"

@@ -123,7 +123,11 @@ def random_start(selector: Selector[Any], world: World) -> dict[str, list[float]
         }
         for s in (0, 1)
     )
-    return {name: value.tolist() for name, value in first.items() if not np.array_equal(value, other[name])}
+    return {
+        name: value.tolist()
+        for name, value in first.items()
+        if not np.array_equal(value, other[name], equal_nan=value.dtype.kind == "f")
+    }
 
 
 @dataclass(frozen=True)
