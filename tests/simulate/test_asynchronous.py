@@ -144,7 +144,7 @@ def test_one_fast_client_does_not_own_the_model(selector, buffer, tmp_path):
         made, _ = start({**change, "run": run})
         finish(made)
         journal = made.runs[0].session.journal
-        clients = {row.ticket: int(row.clients[0]) for row in journal.cohorts()}
+        clients = {row.ticket: int(row.clients[0]) for row in journal.cohorts() if len(row.clients)}
         used = [clients[ticket] for body in journal.events("new-model") for ticket in body["tickets"]]
         assert len(used) == 100
         shares.append(used.count(0))
@@ -152,7 +152,8 @@ def test_one_fast_client_does_not_own_the_model(selector, buffer, tmp_path):
             assert all(used[i : i + 10].count(c) <= 2 for i in range(91) for c in range(10))
             assert journal.events("wait")[0]["clients"] == ["0"]
         made.close()
-    assert shares[0] <= 20 and shares[1] == 100
+    # Without the limit, whoever just answered is the only candidate. `balanced` has its own: S times an even draw.
+    assert shares[0] <= 20 and (shares[1] == 100 if selector == "uniform" else 20 < shares[1] <= 46)
 
 
 @pytest.mark.parametrize("name", ["fedvarp", "mifa"])

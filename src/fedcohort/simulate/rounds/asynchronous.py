@@ -320,17 +320,19 @@ class AsynchronousGroup(Group):
                 query = flight.flow.open(available)
             if flight.flow.excluded:
                 break
-            self._begin(run, flight, available, query)
+            if not self._begin(run, flight, available, query):
+                break
 
-    def _begin(self, run: Run, flight: Flight, available: BoolArray, query: Query | None) -> None:
-        """Choose one more client and start it."""
+    def _begin(self, run: Run, flight: Flight, available: BoolArray, query: Query | None) -> bool:
+        """Choose one more client and start it; return False if the selector leaves the place free."""
         known, seconds = self._answer_query(run, flight, available, query)
         with flight.selecting:
             cohort = flight.flow.choose(known)
         if cohort.stop is not None:
             run.end("stopped", cohort.stop)
+        # A selector may wait for busy clients. It would answer the same until one of them is back.
         if not cohort.size:
-            return
+            return False
         clients = cohort.clients
         begins = run.clock + seconds
         events = run.events(cohort, begins)
@@ -342,6 +344,7 @@ class AsynchronousGroup(Group):
         flight.cost.bytes_down += run.aggregator.model_copies * run.costs.model_bytes
         flight.begun += clients.tolist()
         flight.durations += events.durations.tolist()
+        return True
 
     def _answer_query(
         self, run: Run, flight: Flight, available: BoolArray, query: Query | None
