@@ -69,7 +69,7 @@ def text():
     better = [name for name, (mean, half, _) in found.items() if mean - half > 0]
     values = {
         "version": fedcohort.__version__,
-        "selectors": len(SELECTORS.names()),
+        "selectors": sum(SELECTORS.get(name).__module__.startswith("fedcohort.") for name in SELECTORS.names()),
         "settings": len(scores.settings),
         "seeds": len(scores.seeds),
         "compared": len(found),

@@ -160,7 +160,9 @@ def test_the_page_of_errors_says_what_each_example_says(tmp_path: Path, monkeypa
     ]
 
 
-def test_the_gallery_answers_every_question_with_the_picture_that_its_command_makes(tmp_path: Path) -> None:
+def test_the_gallery_answers_every_question_with_the_picture_that_its_command_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (DOCS / "gallery.md").read_text(encoding="utf-8")
     sys.path.insert(0, str(ROOT / "examples" / "gallery"))
     try:
@@ -172,6 +174,6 @@ def test_the_gallery_answers_every_question_with_the_picture_that_its_command_ma
         assert f"## {asked['question']}" in page and f"img/gallery/{name}.svg" in page
         assert f"$ python examples/gallery/answer.py {name}\n" in page
         assert (DOCS / "img" / "gallery" / f"{name}.svg").is_file()
-    os.environ["TMPDIR"] = str(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     said = answer.answer("federation", tmp_path / "f.html", seeds=1, rounds=2)
     assert "clients" in said and (tmp_path / "f.html").is_file()

@@ -17,7 +17,7 @@ from fedcohort.advice.record import read_record
 from fedcohort.hosts.flower import Answers, Facts, cohort_client
 from fedcohort.simulate.data import load_dataset
 
-CLIENTS, ROUNDS = 8, 20
+CLIENTS, ROUNDS = 8, 40
 USUAL = np.array([3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 20.0, 40.0])
 
 

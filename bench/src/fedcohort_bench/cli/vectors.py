@@ -47,7 +47,9 @@ def write_(
 @vectors.command("check")
 def check_(
     selectors: _Names = None,
-    folder: Annotated[Path | None, typer.Option("--folder", help="Default: those in the package.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Default: those in the package.", exists=True, file_okay=False)
+    ] = None,
 ) -> None:
     """Check that the selectors of this installation do what the vectors say.
 
