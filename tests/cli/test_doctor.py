@@ -34,7 +34,7 @@ def test_ten_lines_say_what_is_used():
     said = facts()
     assert said["mlp"] == said["lenet"] == "compiled code on cpu"
     assert said["vgg11-bn"].startswith("plain loop on cpu: ") and "vgg11-bn" in said["slow"]
-    assert "4 clients at once" in said["cores"] and "torch 2" in said["fedcohort"]
+    assert "clients train 4 at a time" in said["cores"] and "torch 2" in said["fedcohort"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_cores_that_may_not_be_used_are_named(variable, busy, slow, at_once, mon
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setattr(cores._Others, "busy_cores", lambda self: busy)
     said = facts()
-    assert f": {at_once} clients at once" in said["cores"]
+    assert f"clients train {at_once} at a time" in said["cores"]
     assert slow is None or slow in said["slow"]
 
 

@@ -76,8 +76,8 @@ def _machine(slow: list[str]) -> dict[str, str]:
         slow.append("there is an NVIDIA driver, but this build of torch sees no GPU")
     limit = os.environ.get("OMP_NUM_THREADS")
     found["cores"] = (
-        f"{usable_cores()} of {os.cpu_count()} may be used, others keep {busy_cores():.1f} busy: "
-        f"{free_cores()} clients at once, one thread each"
+        f"{usable_cores()} of {os.cpu_count()} may be used, others keep {busy_cores():.1f} busy; clients train "
+        f"{free_cores()} at a time, one thread each"
     )
     if usable_cores() < own_cores():
         why = f"OMP_NUM_THREADS={limit}" if limit else "the container's quota"
