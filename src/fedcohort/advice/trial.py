@@ -176,8 +176,7 @@ def play(
     say(f"1 of {len(tried)}: {RECORDED}")
     reference = played({**table, "settings": settings}, folder / f"{twins}-twins" / "0", own_seeds=True)
     rounds = int(table["run"]["rounds"])
-    clocks = _by_twin(reference, lambda info: _clock(reference, info, fit.overhead)[-1])
-    limits = [max(values) for values in clocks]
+    limits = [max(_clock(reference, info, fit.overhead)[-1] for info in runs) for runs in _grouped(reference)]
     outcomes = [_measure(tried[0], reference, reference, fit, limits)]
     for number, way in enumerate(tried[1:], start=2):
         say(f"{number} of {len(tried)}: {way.name}")
@@ -206,14 +205,6 @@ def _clock(results: Results, info: Any, overhead: float) -> FloatArray:
     if not len(clock):
         return np.ones(1)
     return clock + overhead * (rounds + 1) if clock[-1] > 0 else rounds + 1
-
-
-def _by_twin(results: Results, value: Callable[[Any], float]) -> list[list[float]]:
-    """Return values of runs by twin, in the order of seeds."""
-    found: dict[int, list[tuple[int, float]]] = {}
-    for info in results.runs:
-        found.setdefault(int(info.setting["name"]), []).append((info.seed, value(info)))
-    return [[v for _, v in sorted(found[i])] for i in sorted(found)]
 
 
 def arrivals(results: Results, info: Any, overhead: float, levels: Sequence[float]) -> FloatArray:
@@ -265,6 +256,7 @@ def _measure(way: Way, results: Results, reference: Results, fit: Fit, limits: S
 
 
 def _grouped(results: Results) -> list[list[Any]]:
+    """Return the runs by twin, in the order of seeds."""
     found: dict[int, list[Any]] = {}
     for info in sorted(results.runs, key=lambda info: info.seed):
         found.setdefault(int(info.setting["name"]), []).append(info)

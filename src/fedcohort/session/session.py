@@ -890,7 +890,6 @@ class Session:
             self._record_dropped(failed, shadows)
         self._primary, self._shadows = primary, shadows
         # Rules, pending cohorts and the host's state may contain the old name, so all are read again from the journal.
-        # The host's state may name the client, too.
         meta = self.journal.meta()
         self._host_state = meta["host"]
         if self._referee is not None:

@@ -35,8 +35,9 @@ def play(simulation: Simulation, console: Console, *, until: float = math.inf) -
         When to stop after the current round, by ``time.monotonic``.
     """
     experiment, prepared = simulation.experiment, simulation.prepared
-    for remark in (remark for dataset in prepared.datasets.values() for remark in dataset.remarks):
-        say(console, f"note: {remark}")
+    for dataset in prepared.datasets.values():
+        for remark in dataset.remarks:
+            say(console, f"note: {remark}")
     runs, groups = quantity(len(experiment.plans), "run"), quantity(len(prepared.groups), "lock-step group")
     say(console, f"{runs} in {groups}, {simulation.total} rounds in total; results in {simulation.out}")
     simulation.listeners.append(Progress(console, Metric.of(experiment.table.get("task"))))
