@@ -14,7 +14,7 @@ import pytest
 
 from fedcohort.privacy import primitives
 from fedcohort.privacy.keyholder import KeyHolder
-from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, SecretKey, make_keys, parse_clients, wrap
+from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, SecretKey, _wrap, make_keys, parse_clients
 from fedcohort.privacy.service import KeyHolderServer, RemoteKeyHolder
 
 
@@ -55,7 +55,7 @@ class Federation:
             "size": size,
             "signature": primitives.sign((key or self.keys[name]).body, signed).hex(),
         }
-        return wrap("label statement", fields, box)
+        return _wrap("label statement", fields, box)
 
     @contextmanager
     def served(self, **kwargs: Any) -> Iterator[RemoteKeyHolder]:

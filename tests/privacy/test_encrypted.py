@@ -21,9 +21,9 @@ from fedcohort.privacy.scheme import (
     LabelSeal,
     PublicKey,
     SecretKey,
+    _wrap,
     make_keys,
     parse_clients,
-    wrap,
 )
 
 
@@ -231,7 +231,7 @@ def test_keys_as_files() -> None:
     assert str(key.body) not in repr(key)
     assert make_keys(3, 500).public.name != secret.public.name
     with pytest.raises(CiphertextError, match="not a label key of this version"):
-        PublicKey.from_bytes(wrap("public key", {"classes": 3}, b"of an earlier version"))
+        PublicKey.from_bytes(_wrap("public key", {"classes": 3}, b"of an earlier version"))
     for classes, most in ((1, 10), (2000, 10), (3, 0), (3, MAX_SIZE + 1)):
         with pytest.raises(InputError):
             make_keys(classes, most)

@@ -13,7 +13,7 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import LabelInfo
 from fedcohort.selectors.numerics.class_balance import chance, group_of, qcid
-from fedcohort.selectors.ours.fedcbs_chance import ChanceWeighting
+from fedcohort.selectors.ours.fedcbs_chance import _ChanceWeighting
 from fedcohort.selectors.papers.fedcbs.selector import Weighting
 
 
@@ -65,7 +65,7 @@ def target_probabilities(
     everybody = group_of(labels, sizes)
     groups = np.array(list(itertools.combinations(range(everybody.n), size)), dtype=np.int64)
     values = np.array([qcid(labels, group, sizes) for group in groups])
-    if isinstance(weighting, ChanceWeighting):
+    if isinstance(weighting, _ChanceWeighting):
         values = np.maximum(values, chance(everybody.sizes[groups].sum(axis=1), labels.classes))
     logits = weighting.balance(values, size)
     weights = np.exp(logits - logits.max())

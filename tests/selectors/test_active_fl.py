@@ -5,14 +5,14 @@ import pytest
 
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Slate
-from fedcohort.selectors.baselines.active_fl import ActiveFL, ActiveState
+from fedcohort.selectors.baselines.active_fl import ActiveFL, _ActiveState
 
 
 @pytest.mark.parametrize(("size", "alpha3"), [(5, 0.1), (3, 0.5), (10, 0.1), (1, 0.25)])
 def test_uniform_places_are_alpha3_m_on_average(size, alpha3):
     """Valuations that make the softmax certain: a client that is not among the highest was drawn uniformly."""
     n = 40
-    state = ActiveState(np.arange(n, dtype=float))
+    state = _ActiveState(np.arange(n, dtype=float))
     slate = Slate(round=3, size=size, candidates=np.arange(n), clients=ClientTable(sizes=np.ones(n)))
     rng = np.random.default_rng(0)
     low = np.zeros(n)

@@ -6,7 +6,7 @@ import pytest
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
 from fedcohort.core.signals import SKETCH_WIDTH, Signal
-from fedcohort.selectors.baselines.clustered import Clustered, by_similarity, by_size
+from fedcohort.selectors.baselines.clustered import Clustered, _by_similarity, _by_size
 from fedcohort.selectors.numerics.groups import angles, ward_groups
 from fedcohort.selectors.numerics.recent import RecentVectors
 from fedcohort.session import Session
@@ -44,13 +44,13 @@ def test_algorithm_1_is_the_papers(m):
     for seed in range(20):
         sizes = np.random.default_rng(seed).integers(0, 50, 9).astype(float)
         sizes[0] += 1
-        got = matrix(by_size(sizes, m, largest_first(sizes)), m, 9, sizes.sum())
+        got = matrix(_by_size(sizes, m, largest_first(sizes)), m, 9, sizes.sum())
         assert got == pytest.approx(paper_algorithm_1(sizes, m))
 
 
 def test_algorithm_1_by_hand():
     """M = 10; clients bring 10, 6, 4 samples (m = 2): the first fills a distribution, the others share the second."""
-    r = matrix(by_size(np.array([5.0, 3.0, 2.0]), 2, np.arange(3)), 2, 3, 10)
+    r = matrix(_by_size(np.array([5.0, 3.0, 2.0]), 2, np.arange(3)), 2, 3, 10)
     assert r == pytest.approx(np.array([[1, 0, 0], [0, 0.6, 0.4]]))
 
 
@@ -58,7 +58,7 @@ def test_algorithm_2_by_hand():
     """Two directions, six clients of 10, m = 2, M = 60: each direction is one distribution."""
     vectors = np.array([[1, 0], [0, 1], [1, 0.1], [0.1, 1], [1, -0.1], [-0.1, 1]])
     sizes = np.full(6, 10.0)
-    allocation, group = by_similarity(sizes, 2, np.arange(6), np.arange(6), angles(vectors))
+    allocation, group = _by_similarity(sizes, 2, np.arange(6), np.arange(6), angles(vectors))
     assert group.tolist() == [0, 1, 0, 1, 0, 1]
     third = 1 / 3
     assert matrix(allocation, 2, 6, 60.0) == pytest.approx(
@@ -70,7 +70,7 @@ def test_algorithm_2_fills_with_the_smaller_groups():
     """Groups bring 56, 40 and 24 of 2 x 60 samples; the last fits with no other: it goes where 4 and 20 are free."""
     vectors = np.array([[1.0, 0, 0], [1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]])
     sizes = np.array([14.0, 14.0, 20.0, 12.0])
-    allocation, group = by_similarity(sizes, 2, np.array([2, 0, 1, 3]), np.arange(4), angles(vectors))
+    allocation, group = _by_similarity(sizes, 2, np.array([2, 0, 1, 3]), np.arange(4), angles(vectors))
     assert group.tolist() == [0, 0, 1, 2]
     assert matrix(allocation, 2, 4, 60.0) == pytest.approx(np.array([[28, 28, 0, 4], [0, 0, 40, 20]]) / 60)
 
@@ -78,7 +78,7 @@ def test_algorithm_2_fills_with_the_smaller_groups():
 def test_a_client_above_capacity_fills_whole_distributions():
     """n = 70, 10, 10, 10 and m = 3: 210 of 300 samples are two whole distributions and a tenth of the third."""
     sizes = np.array([70.0, 10, 10, 10])
-    allocation, _ = by_similarity(sizes, 3, np.arange(4), np.arange(4), angles(np.eye(4)))
+    allocation, _ = _by_similarity(sizes, 3, np.arange(4), np.arange(4), angles(np.eye(4)))
     r = matrix(allocation, 3, 4, 100.0)
     assert sorted(r[:, 0].tolist()) == pytest.approx([0.1, 1.0, 1.0])
 
@@ -93,7 +93,7 @@ def test_both_conditions_hold_with_any_known_clients(heard):
         m = int(rng.integers(1, 21))
         known = np.sort(rng.choice(20, heard, replace=False))
         angle = angles(rng.normal(size=(heard, 4)))
-        allocation, group = by_similarity(sizes, m, largest_first(sizes), known, angle)
+        allocation, group = _by_similarity(sizes, m, largest_first(sizes), known, angle)
         r = matrix(allocation, m, 20, sizes.sum())
         assert r.sum(axis=1) == pytest.approx(np.ones(m), abs=1e-6)
         assert r.sum(axis=0) == pytest.approx(m * sizes / sizes.sum(), abs=1e-6)

@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.delta import Delta, DeltaState, shared_mass
+from fedcohort.selectors.baselines.delta import Delta, _DeltaState, _shared_mass
 from fedcohort.session.session import Session
 
 
@@ -15,7 +15,7 @@ def test_equation_11_has_the_least_variance():
     """Phi is a sum of d_i^2 / p_i; no other probabilities make it smaller."""
     zeta = np.array([0.3, 2.0, 1.0, 0.1, 4.0])
     sigma = 0.2 * (zeta**2).mean()
-    ours = shared_mass(np.full(5, 0.2), zeta, 0.2)
+    ours = _shared_mass(np.full(5, 0.2), zeta, 0.2)
     phi = lambda logits: float(((zeta**2 + sigma) / (np.exp(logits) / np.exp(logits).sum())).sum())  # noqa: E731
     found = minimize(phi, np.zeros(5), tol=1e-12).x
     np.testing.assert_allclose(ours, np.exp(found) / np.exp(found).sum(), rtol=1e-3)
@@ -57,11 +57,11 @@ def test_failed_clients_keep_their_probability():
 def test_every_client_can_still_be_drawn():
     mass = np.ones(4)
     for _ in range(200):
-        mass = shared_mass(mass, np.array([0.0, 0.0, 1.0, 1.0]), 0.0)
+        mass = _shared_mass(mass, np.array([0.0, 0.0, 1.0, 1.0]), 0.0)
     assert mass.min() > 1e-7
     assert mass.sum() == pytest.approx(4.0)
-    np.testing.assert_allclose(shared_mass(np.ones(3), np.zeros(3), 0.1), np.ones(3))
-    assert np.isfinite(shared_mass(np.ones(2), np.array([1e300, 1.0]), 0.1)).all()
+    np.testing.assert_allclose(_shared_mass(np.ones(3), np.zeros(3), 0.1), np.ones(3))
+    assert np.isfinite(_shared_mass(np.ones(2), np.array([1e300, 1.0]), 0.1)).all()
 
 
 def test_weights_keep_the_sum_unbiased():
@@ -71,6 +71,6 @@ def test_weights_keep_the_sum_unbiased():
     slate = Slate(round=4, size=3, candidates=np.arange(6), clients=ClientTable(sizes=np.ones(6)))
     sums = []
     for _ in range(4000):
-        cohort, _ = Delta().select(DeltaState(mass), slate, None, rng)
+        cohort, _ = Delta().select(_DeltaState(mass), slate, None, rng)
         sums.append((cohort.weights * update[cohort.clients]).sum())
     assert np.mean(sums) == pytest.approx(update.sum(), rel=0.02)

@@ -9,7 +9,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import SKETCH_WIDTH, Signal
 from fedcohort.selectors import Uniform
-from fedcohort.selectors.baselines.divfl import DiverseState, DivFL, lazy_greedy, stochastic_greedy
+from fedcohort.selectors.baselines.divfl import DivFL, _DiverseState, _lazy_greedy, _stochastic_greedy
 from fedcohort.selectors.numerics.groups import distances
 from fedcohort.session import Session
 from fedcohort.training.aggregators import FedAvg, Members
@@ -34,7 +34,7 @@ def test_lazy_is_plain(size):
     for seed in range(25):
         place = np.random.default_rng(seed).integers(0, 12, (30, 3)).astype(float)
         apart = np.abs(place[:, None] - place).sum(axis=2)[:, :20]  # whole numbers: ties, and no rounding
-        assert lazy_greedy(apart, size)[0].tolist() == plain_greedy(apart, size)
+        assert _lazy_greedy(apart, size)[0].tolist() == plain_greedy(apart, size)
 
 
 def test_greedy_is_within_its_bound_of_the_best():
@@ -43,14 +43,14 @@ def test_greedy_is_within_its_bound_of_the_best():
         apart = distances(np.random.default_rng(seed).normal(size=(12, 2)))
         phantom = 12 * apart.max()
         best = phantom - min(total(apart, s) for s in combinations(range(12), 3))
-        greedy = phantom - total(apart, lazy_greedy(apart, 3)[0])
+        greedy = phantom - total(apart, _lazy_greedy(apart, 3)[0])
         assert (1 - 1 / np.e) * best <= greedy <= best + 1e-9
 
 
 def test_gains_by_hand():
     """Places 0, 1, 2, 10: sums of distances 13, 11, 11, 27 below 4 x 10; then 10 saves its own 9."""
     place = np.array([0.0, 1, 2, 10])
-    chosen, gain = lazy_greedy(np.abs(place[:, None] - place), 2)
+    chosen, gain = _lazy_greedy(np.abs(place[:, None] - place), 2)
     assert chosen.tolist() == [1, 3]
     assert gain[[1, 3]] == pytest.approx([29.0, 9.0])
 
@@ -65,7 +65,7 @@ def state_of(kinds, noise=0.0, seed=0):
     rng = np.random.default_rng(seed)
     n = len(kinds)
     vectors = np.eye(4, SKETCH_WIDTH)[kinds] + noise * rng.normal(size=(n, SKETCH_WIDTH))
-    return DiverseState(np.arange(n), np.zeros(n, np.int64), vectors, np.ones(n, np.bool_))
+    return _DiverseState(np.arange(n), np.zeros(n, np.int64), vectors, np.ones(n, np.bool_))
 
 
 def test_weights_are_the_numbers_represented():
@@ -82,7 +82,7 @@ def test_members_count_by_the_data_of_those_they_represent(seed):
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(3.0, 2.0, 15).round() + 1
     vectors = rng.normal(size=(15, SKETCH_WIDTH))
-    state = DiverseState(np.arange(15), np.zeros(15, np.int64), vectors, np.ones(15, np.bool_))
+    state = _DiverseState(np.arange(15), np.zeros(15, np.int64), vectors, np.ones(15, np.bool_))
     slate = Slate(round=3, size=4, candidates=np.sort(rng.choice(15, 12, False)), clients=ClientTable(sizes=sizes))
     cohort, _ = DivFL(by_data=True).select(state, slate, None, rng)
     data = dict.fromkeys(cohort.clients.tolist(), 0.0)
@@ -126,7 +126,7 @@ def test_absent_clients_are_represented_too():
     """Kind 1 is absent; of the available clients, 3 is closest to it."""
     vectors = np.zeros((4, SKETCH_WIDTH))
     vectors[:, 0] = [0.0, 10.0, 1.0, 8.0]
-    state = DiverseState(np.arange(4), np.zeros(4, np.int64), vectors, np.ones(4, np.bool_))
+    state = _DiverseState(np.arange(4), np.zeros(4, np.int64), vectors, np.ones(4, np.bool_))
     slate = Slate(round=3, size=2, candidates=np.array([0, 2, 3]), clients=ClientTable(sizes=np.ones(4)))
     cohort, _ = DivFL(by_data=True).select(state, slate, None, np.random.default_rng(0))
     assert 3 in cohort.clients
@@ -152,10 +152,10 @@ def test_stochastic_greedy_takes_the_best_it_considers():
     place = np.random.default_rng(4).integers(0, 12, (15, 3)).astype(float)
     apart = np.abs(place[:, None] - place).sum(axis=2)
     rng = np.random.default_rng(0)
-    assert stochastic_greedy(apart, 6, 15, rng)[0].tolist() == plain_greedy(apart, 6)
-    picked = np.array([stochastic_greedy(apart, 3, 1, rng)[0] for _ in range(600)])
+    assert _stochastic_greedy(apart, 6, 15, rng)[0].tolist() == plain_greedy(apart, 6)
+    picked = np.array([_stochastic_greedy(apart, 3, 1, rng)[0] for _ in range(600)])
     assert np.bincount(picked.ravel(), minlength=15) == pytest.approx(np.full(15, 120), rel=0.4)
-    some = [total(apart, stochastic_greedy(apart, 3, 5, rng)[0]) for _ in range(50)]
+    some = [total(apart, _stochastic_greedy(apart, 3, 5, rng)[0]) for _ in range(50)]
     assert total(apart, plain_greedy(apart, 3)) <= np.mean(some) < np.mean([total(apart, p) for p in picked])
 
 

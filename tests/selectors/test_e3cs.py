@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from fedcohort import create
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Status
-from fedcohort.selectors.baselines.e3cs import allocate
+from fedcohort.selectors.baselines.e3cs import _allocate
 from fedcohort.session import Session
 
 
@@ -36,7 +36,7 @@ def test_allocation_against_a_root_search(fairness):
         count = int(rng.integers(3, 9))
         k = int(rng.integers(1, count))
         weights = np.exp(rng.normal(0, 2, count))
-        p, full = allocate(weights, k, fairness * k / count)
+        p, full = _allocate(weights, k, fairness * k / count)
         expected, capped = plain(weights.tolist(), k, fairness * k / count)
         np.testing.assert_allclose(p, expected, rtol=1e-6, atol=1e-9)
         assert full.tolist() == capped
@@ -47,12 +47,12 @@ def test_allocation_against_a_root_search(fairness):
 
 def test_allocation_by_hand_and_at_the_ends():
     # Half of the cohort of 2 as quota: 0.25 each of four; 1 is left and goes by weight 3 : 1 : 1 : 1.
-    p, full = allocate(np.array([3.0, 1.0, 1.0, 1.0]), 2, 0.25)
+    p, full = _allocate(np.array([3.0, 1.0, 1.0, 1.0]), 2, 0.25)
     assert p.tolist() == pytest.approx([0.75, 5 / 12, 5 / 12, 5 / 12])
     assert not full.any()
-    assert allocate(np.array([5.0, 1.0]), 2, 0.0)[0].tolist() == [1.0, 1.0]
-    assert allocate(np.array([5.0, 1.0, 1.0]), 1, 1 / 3)[0].tolist() == pytest.approx([1 / 3] * 3)
-    p, full = allocate(np.array([1.0, 0.0, 0.0, 0.0]), 2, 0.0)  # only one has any weight
+    assert _allocate(np.array([5.0, 1.0]), 2, 0.0)[0].tolist() == [1.0, 1.0]
+    assert _allocate(np.array([5.0, 1.0, 1.0]), 1, 1 / 3)[0].tolist() == pytest.approx([1 / 3] * 3)
+    p, full = _allocate(np.array([1.0, 0.0, 0.0, 0.0]), 2, 0.0)  # only one has any weight
     assert p.tolist() == pytest.approx([1.0, 1 / 3, 1 / 3, 1 / 3])
 
 

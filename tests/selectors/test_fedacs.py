@@ -93,7 +93,7 @@ def test_the_pool_is_among_the_candidates_and_contains_the_cohort():
 
 @pytest.mark.parametrize("share", [0.01, 0.1])
 def test_large_federations_use_one_draw_and_say_so(monkeypatch, share):
-    monkeypatch.setattr("fedcohort.selectors.papers.fedacs.selector.EXACT_UP_TO", 999)
+    monkeypatch.setattr("fedcohort.selectors.papers.fedacs.selector._EXACT_UP_TO", 999)
     wins = np.repeat([1e4, 0.0], [200, 800])
     cohort, _ = FedAcs(pool_share=share).select(
         state_of(wins, 1e4 - wins), slate(1000, 5), None, np.random.default_rng(0)

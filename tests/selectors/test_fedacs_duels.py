@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcohort.selectors.papers.fedacs import duels
+from fedcohort.selectors.papers.fedacs.selector import _duels
 
 
 @given(st.lists(st.integers(-4, 4), max_size=25))
@@ -16,11 +16,11 @@ def test_duels_are_the_double_loop(values):
             if rewards[i] > rewards[j]:
                 wins[i] += 1
                 losses[j] += 1
-    ours = duels(rewards)
+    ours = _duels(rewards)
     assert ours[0].tolist() == wins.tolist()
     assert ours[1].tolist() == losses.tolist()
 
 
 def test_ties_change_nothing():
-    wins, losses = duels(np.full(9, -1.5))
+    wins, losses = _duels(np.full(9, -1.5))
     assert not wins.any() and not losses.any()

@@ -31,7 +31,7 @@ CASES = {
 @pytest.mark.parametrize("first_block", [1, 32])
 @pytest.mark.parametrize("case", CASES)
 def test_same_distribution_as_the_literal_loop(case, first_block, monkeypatch):
-    monkeypatch.setattr("fedcohort.selectors.papers.fedacs.pool.FIRST_BLOCK", first_block)
+    monkeypatch.setattr("fedcohort.selectors.papers.fedacs.pool._FIRST_BLOCK", first_block)
     alpha, beta = CASES[case]
     n, size, runs = len(alpha), max(2, int(0.4 * len(alpha))), 1000
     rng, other = np.random.default_rng(1), np.random.default_rng(2)

@@ -13,7 +13,7 @@ from scipy import stats
 from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram
 from fedcohort.core.errors import InputError
 from fedcohort.selectors.numerics import class_balance as imbalance
-from fedcohort.selectors.ours.fedcbs_chance import ChanceWeighting, swap_members
+from fedcohort.selectors.ours.fedcbs_chance import _ChanceWeighting, _swap_members
 from fedcohort.selectors.papers.fedcbs import selector
 
 from . import fedcbs_enumeration as enumeration
@@ -118,7 +118,8 @@ def test_the_floor_of_chance_in_every_ordered_pick(form):
     counts = np.random.default_rng(3).multinomial(30, np.full(4, 0.25), 6)
     counts[2] = [30, 0, 0, 0]
     labels, sizes = forms(counts)[form]
-    weighting = ChanceWeighting(floor=imbalance.RESOLUTION, exploration=selector.exploration_bonus(10.0, 5, np.ones(6)))
+    bonus = selector.exploration_bonus(10.0, 5, np.ones(6))
+    weighting = _ChanceWeighting(floor=imbalance.RESOLUTION, exploration=bonus)
     picks, chances = enumeration.ordered_probabilities(labels, 3, weighting, sizes)
     for pick, chance in zip(picks.tolist(), chances, strict=True):
         assert chance == pytest.approx(paper_probability(counts, pick, 5, [1] * 6, by_chance=True), rel=1e-8)
@@ -170,7 +171,7 @@ def test_figure_3_by_the_papers_own_formulas():
 
 def draw_and_swap(labels, sizes, size, weighting, swaps, rng, candidates=None):
     group = imbalance.group_of(labels, sizes, candidates)
-    return swap_members(group, selector.draw_group(group, size, weighting, rng), weighting, swaps, rng)
+    return _swap_members(group, selector.draw_group(group, size, weighting, rng), weighting, swaps, rng)
 
 
 def test_swaps_find_the_optimum_of_figure_3():

@@ -9,7 +9,7 @@ import pytest
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.papers.fedcm import FedCmTs, FedCmUcb, ThompsonState, UcbState
+from fedcohort.selectors.papers.fedcm.selector import FedCmTs, FedCmUcb, _ThompsonState, _UcbState
 from fedcohort.session import Session
 
 # Ten rounds of a federation of three: the clients asked, and those of them that were kept.
@@ -60,7 +60,7 @@ def test_ucb_trace_by_hand():
 
 
 def test_ucb_picks_the_largest_bounds():
-    state = UcbState(mean=np.array([0.2, 0.6, 0.5, 1.0]), pulls=np.array([4.0, 16.0, 9.0, 400.0]))
+    state = _UcbState(mean=np.array([0.2, 0.6, 0.5, 1.0]), pulls=np.array([4.0, 16.0, 9.0, 400.0]))
     t = 11
     bounds = [m + math.sqrt(3 * math.log(t) / (2 * a)) for m, a in zip(state.mean, state.pulls, strict=True)]
     slate = Slate(round=t - 1, size=2, candidates=np.arange(4), clients=ClientTable(n=4))
@@ -98,7 +98,7 @@ def test_beta_trace_by_hand():
 
 def test_thompson_picks_with_the_probability_of_the_largest_draw():
     # P(Beta(2, 1) > Beta(1, 1)) = 2/3.
-    state = ThompsonState(kept=np.array([2.0, 1.0]), dropped=np.array([1.0, 1.0]))
+    state = _ThompsonState(kept=np.array([2.0, 1.0]), dropped=np.array([1.0, 1.0]))
     slate = Slate(round=3, size=1, candidates=np.arange(2), clients=ClientTable(n=2))
     rng = np.random.default_rng(1)
     first = sum(int(FedCmTs().select(state, slate, None, rng)[0].clients[0]) == 0 for _ in range(6000))

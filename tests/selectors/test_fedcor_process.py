@@ -57,7 +57,7 @@ def random_case(seed, n, d):
 def test_samples_that_share_their_clients_are_one_group():
     changes = np.ones((5, 4))
     changes[0, 1] = changes[0, 3] = np.nan
-    groups = process.group_samples(changes, np.array([1.0, 1.0, 0.0, 0.5]))
+    groups = process._group_samples(changes, np.array([1.0, 1.0, 0.0, 0.5]))
     assert [(g.rows is None, g.changes.shape, g.weights.tolist()) for g in groups] == [
         (True, (5, 1), [1.0]),
         (False, (4, 2), [1.0, 0.5]),
@@ -71,8 +71,8 @@ def test_gradient_matches_finite_differences(missing):
     if missing:
         changes[rng.random((9, 4)) < 0.4] = np.nan
     weights = np.array([1.0, 0.9, 0.81, 0.1])
-    groups = process.group_samples(changes, weights)
-    gradient = process.likelihood_gradient(x, groups, 0.2)
+    groups = process._group_samples(changes, weights)
+    gradient = process._likelihood_gradient(x, groups, 0.2)
     step = 1e-6
     for i in range(9):
         for j in range(3):
@@ -86,7 +86,7 @@ def test_gradient_matches_finite_differences(missing):
 def test_one_adam_step_by_hand():
     x, _, _, rng = random_case(3, 6, 2)
     changes, weights = rng.normal(size=(6, 2)), np.array([1.0, 0.5])
-    slope = process.likelihood_gradient(x, process.group_samples(changes, weights), 0.1)
+    slope = process._likelihood_gradient(x, process._group_samples(changes, weights), 0.1)
     fitted = process.fit_embedding(x, changes, weights, noise=0.1, learning_rate=0.01, steps=1)
     assert np.allclose(fitted - x, 0.01 * np.sign(slope), atol=1e-8)  # the first step of Adam has length lr
 
@@ -160,7 +160,7 @@ def test_projection_picks_what_the_dense_posterior_picks(n, d, size, noise):
 def test_blocks_do_not_change_the_picks(monkeypatch):
     x, p, alpha, _ = random_case(7, 300, 15)
     whole = choice.pick_by_expected_drop(x, p @ x, alpha, 40, 1e-2)
-    monkeypatch.setattr(choice, "BLOCK", 64)
+    monkeypatch.setattr(choice, "_BLOCK", 64)
     parts = choice.pick_by_expected_drop(x, p @ x, alpha, 40, 1e-2)
     assert np.array_equal(whole.picks, parts.picks)
     assert np.allclose(whole.drop, parts.drop, rtol=1e-9, atol=1e-15)
@@ -173,7 +173,7 @@ def test_blocks_do_not_change_the_fit(monkeypatch):
     changes[:, 0] = rng.normal(size=200)
     options = {"noise": 0.1, "learning_rate": 0.01, "steps": 20}
     whole = process.fit_embedding(x, changes, np.ones(5), **options)
-    monkeypatch.setattr(process, "BLOCK", 64)
+    monkeypatch.setattr(process, "_BLOCK", 64)
     assert np.allclose(process.fit_embedding(x, changes, np.ones(5), **options), whole, rtol=1e-9, atol=1e-12)
 
 
@@ -185,7 +185,7 @@ def test_very_many_clients_are_fitted_in_single_precision_and_end_where_double_d
     start = rng.normal(size=(3000, 5)) / np.sqrt(5)
     options = {"noise": 0.01, "learning_rate": 0.01, "steps": 50}
     double = process.fit_embedding(start, changes, np.ones(6), **options)
-    monkeypatch.setattr(process, "MANY", 3000)
+    monkeypatch.setattr(process, "_MANY", 3000)
     single = process.fit_embedding(start, changes, np.ones(6), **options)
     assert single.dtype == np.float64
     assert np.array_equal(single, single.astype(np.float32))  # it was single precision

@@ -7,7 +7,7 @@ from fedcohort import create
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.fedcs import expected_seconds, round_ends
+from fedcohort.selectors.baselines.fedcs import _expected_seconds, _round_ends
 from fedcohort.session import Session
 
 
@@ -49,9 +49,9 @@ def test_against_the_greedy_algorithm(upload, deadline):
 
 def test_hand_computed_ends():
     # Computing 1, 2, 3; upload 1, 2, 3: 0-1 compute, 1-2 up; 2-4 up; 4-7 up.
-    assert round_ends(np.array([2.0, 4.0, 6.0]), 0.5).tolist() == [2.0, 4.0, 7.0]
-    assert round_ends(np.array([2.0, 4.0, 6.0]), 0.0).tolist() == [2.0, 4.0, 6.0]
-    assert round_ends(np.zeros(2), 0.5).tolist() == [0.0, 0.0]
+    assert _round_ends(np.array([2.0, 4.0, 6.0]), 0.5).tolist() == [2.0, 4.0, 7.0]
+    assert _round_ends(np.array([2.0, 4.0, 6.0]), 0.0).tolist() == [2.0, 4.0, 6.0]
+    assert _round_ends(np.zeros(2), 0.5).tolist() == [0.0, 0.0]
 
 
 def test_without_a_deadline_the_fastest_of_the_random_set():
@@ -105,6 +105,6 @@ def test_zero_durations_and_no_client_in_time():
 
 def test_clients_never_asked_count_as_fast_and_failed_ones_as_slow():
     seconds, timed, asked = np.array([2.0, 7.0, 0.0, 0.0]), np.array([1.0, 2.0, 0.0, 0.0]), np.array([1.0, 2.0, 0.0, 4])
-    assert expected_seconds(seconds, timed, asked).tolist() == [2.0, 7.0, 0.0, 7.0]
-    nothing = expected_seconds(np.zeros(3), np.zeros(3), np.array([0.0, 2.0, 0.0]))
+    assert _expected_seconds(seconds, timed, asked).tolist() == [2.0, 7.0, 0.0, 7.0]
+    nothing = _expected_seconds(np.zeros(3), np.zeros(3), np.array([0.0, 2.0, 0.0]))
     assert nothing[1] > nothing[0] == nothing[2]

@@ -10,7 +10,7 @@ from fedcohort import create
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.feel import optimal_distribution, raj_weights
+from fedcohort.selectors.baselines.feel import _optimal_distribution, _raj_weights
 from fedcohort.session import Session
 
 
@@ -23,7 +23,7 @@ def test_the_distribution_minimises_the_objective(rho):
     def objective(p):
         return rho * p @ time + (1 - rho) * (share**2 / p).sum()
 
-    ours = optimal_distribution(a, t, rho)
+    ours = _optimal_distribution(a, t, rho)
     assert ours.sum() == pytest.approx(1.0, abs=1e-12)
     start = np.full(6, 1 / 6)
     found = minimize(objective, start, bounds=[(1e-6, 1)] * 6, constraints={"type": "eq", "fun": lambda p: p.sum() - 1},
@@ -36,13 +36,13 @@ def test_the_distribution_minimises_the_objective(rho):
 
 def test_special_cases_of_the_distribution():
     a = np.array([1.0, 3.0])
-    assert optimal_distribution(a, np.array([5.0, 1.0]), 0.0).tolist() == [0.25, 0.75]
-    assert optimal_distribution(a, np.zeros(2), 0.5).tolist() == [0.25, 0.75]
-    np.testing.assert_allclose(optimal_distribution(a, np.full(2, 7.0), 0.5), [0.25, 0.75])
-    np.testing.assert_allclose(optimal_distribution(np.zeros(2), np.full(2, 7.0), 0.5), [0.5, 0.5])
-    np.testing.assert_allclose(optimal_distribution(np.array([0.0, 2.0]), np.array([1.0, 9.0]), 0.5), [0.0, 1.0])
-    assert optimal_distribution(np.ones(1), np.ones(1), 0.5).tolist() == [1.0]
-    slow = optimal_distribution(np.ones(3), np.array([1.0, 1.0, 50.0]), 0.9)
+    assert _optimal_distribution(a, np.array([5.0, 1.0]), 0.0).tolist() == [0.25, 0.75]
+    assert _optimal_distribution(a, np.zeros(2), 0.5).tolist() == [0.25, 0.75]
+    np.testing.assert_allclose(_optimal_distribution(a, np.full(2, 7.0), 0.5), [0.25, 0.75])
+    np.testing.assert_allclose(_optimal_distribution(np.zeros(2), np.full(2, 7.0), 0.5), [0.5, 0.5])
+    np.testing.assert_allclose(_optimal_distribution(np.array([0.0, 2.0]), np.array([1.0, 9.0]), 0.5), [0.0, 1.0])
+    assert _optimal_distribution(np.ones(1), np.ones(1), 0.5).tolist() == [1.0]
+    slow = _optimal_distribution(np.ones(3), np.array([1.0, 1.0, 50.0]), 0.9)
     assert slow[2] < slow[0] == slow[1]
 
 
@@ -53,7 +53,7 @@ def test_extreme_numbers_give_a_distribution(scale):
         ([1.0, 1.0, 1.0], [1.0, scale, 2.0]),
         ([scale] * 3, [scale] * 3),
     ):
-        p = optimal_distribution(np.array(a), np.array(t), 0.5)
+        p = _optimal_distribution(np.array(a), np.array(t), 0.5)
         assert np.isfinite(p).all()
         assert p.sum() == pytest.approx(1.0)
 
@@ -67,7 +67,7 @@ def test_weights_make_the_sum_unbiased(m):
         for i in order:
             chance *= p[i] / left
             left -= p[i]
-        mean += chance * (raj_weights(p[list(order)]) @ y[list(order)])
+        mean += chance * (_raj_weights(p[list(order)]) @ y[list(order)])
     assert mean == pytest.approx(y.sum(), rel=1e-12)
 
 
@@ -82,9 +82,9 @@ def test_draws_follow_importance_and_time():
     }
     session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
     cohort = session.ask(RoundRequest(size=2))
-    expected = optimal_distribution(np.array([20.0, 20.0, 30.0]), np.array([1.0, 8.0, 2.0]), 0.5)
+    expected = _optimal_distribution(np.array([20.0, 20.0, 30.0]), np.array([1.0, 8.0, 2.0]), 0.5)
     np.testing.assert_allclose(cohort.score, expected)
-    np.testing.assert_allclose(cohort.weights, raj_weights(expected[cohort.clients]))
+    np.testing.assert_allclose(cohort.weights, _raj_weights(expected[cohort.clients]))
 
 
 def test_unknown_clients_count_as_the_mean_and_a_norm_of_zero_is_not_for_ever():

@@ -10,7 +10,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import Answer, Losses, RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.ours.flash_advantage import OUR_READINGS, FlashAdvantage
+from fedcohort.selectors.ours.flash_advantage import _OUR_READINGS, FlashAdvantage
 from fedcohort.selectors.papers.flash import ELEMENTS, LIMIT, READINGS, VALIDATION_LOSS_AFTER, Flash, FlashState
 from fedcohort.selectors.papers.flash.regression import solution
 from fedcohort.session import Session
@@ -117,7 +117,7 @@ class World:
 @pytest.mark.parametrize(
     ("kind", "reward"),
     [(Flash, name) for name in READINGS]
-    + [(FlashAdvantage, name) for name, reading in OUR_READINGS.items() if reading.after is not None],
+    + [(FlashAdvantage, name) for name, reading in _OUR_READINGS.items() if reading.after is not None],
 )
 def test_theta_is_the_ridge_solution_on_the_whole_history(kind, reward, context):
     selector = kind(reward=reward, context=context, ridge=0.6, first_round="asked")

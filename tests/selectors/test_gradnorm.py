@@ -5,7 +5,7 @@ import pytest
 
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Slate
-from fedcohort.selectors.baselines.gradnorm import GradNorm, NormState
+from fedcohort.selectors.baselines.gradnorm import GradNorm, _NormState
 from fedcohort.selectors.numerics.sampling import inclusion_probabilities as probabilities
 from fedcohort.selectors.numerics.sampling import systematic_sample
 
@@ -59,7 +59,7 @@ def test_weights_keep_the_sum_unbiased():
     norm = np.array([1.0, 8, 2, 1, 4, 0.5])
     share = sizes / sizes.sum()
     slate = Slate(round=4, size=3, candidates=np.arange(6), clients=ClientTable(sizes=sizes))
-    state = NormState(norm)
+    state = _NormState(norm)
     sums = []
     for _ in range(4000):
         cohort, _ = GradNorm().select(state, slate, None, rng)
@@ -71,8 +71,8 @@ def test_weights_keep_the_sum_unbiased():
 
 def test_a_client_with_a_zero_update_can_still_be_drawn():
     slate = Slate(round=4, size=1, candidates=np.arange(4), clients=ClientTable(sizes=np.ones(4)))
-    cohort, _ = GradNorm(floor=0.2).select(NormState(np.array([0.0, 1, 1, 2])), slate, None, np.random.default_rng(0))
+    cohort, _ = GradNorm(floor=0.2).select(_NormState(np.array([0.0, 1, 1, 2])), slate, None, np.random.default_rng(0))
     assert cohort.score == pytest.approx(np.array([0.2, 1, 1, 2]) / 4.2)
-    unheard = NormState(np.array([np.nan, 1, 1, 4]))
+    unheard = _NormState(np.array([np.nan, 1, 1, 4]))
     cohort, _ = GradNorm().select(unheard, slate, None, np.random.default_rng(0))
     assert cohort.score == pytest.approx(np.array([2.0, 1, 1, 4]) / 8)  # the mean norm of the others

@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from fedcohort.selectors.baselines.greedyfed import TRUNCATION, gtg_shapley
+from fedcohort.selectors.baselines.greedyfed import _TRUNCATION, _gtg_shapley
 
 
 def by_definition(utility, members):
@@ -42,11 +42,11 @@ def game(members, seed):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_estimate_is_near_the_definition(members, seed):
     utility = game(members, seed)
-    values = gtg_shapley(utility, members, np.random.default_rng(seed))
+    values = _gtg_shapley(utility, members, np.random.default_rng(seed))
     exact = by_definition(utility, members)
     np.testing.assert_allclose(values, exact, atol=1e-9 if members <= 7 else 0.25 * np.abs(exact).mean())
     ends = utility(np.array([np.ones(members, bool), np.zeros(members, bool)]))
-    assert values.sum() == pytest.approx(ends[0] - ends[1], abs=2 * TRUNCATION)
+    assert values.sum() == pytest.approx(ends[0] - ends[1], abs=2 * _TRUNCATION)
 
 
 def test_no_coalition_is_evaluated_twice_and_truncation_saves_the_rest():
@@ -57,7 +57,7 @@ def test_no_coalition_is_evaluated_twice_and_truncation_saves_the_rest():
         seen.extend(row.tobytes() for row in coalitions)
         return utility(coalitions)
 
-    gtg_shapley(counted, 9, np.random.default_rng(0))
+    _gtg_shapley(counted, 9, np.random.default_rng(0))
     assert len(seen) == len(set(seen)) <= 2**9
     seen.clear()
 
@@ -65,7 +65,7 @@ def test_no_coalition_is_evaluated_twice_and_truncation_saves_the_rest():
         seen.extend(row.tobytes() for row in coalitions)
         return coalitions[:, 0] * 1.0
 
-    values = gtg_shapley(first_is_all, 9, np.random.default_rng(0))
+    values = _gtg_shapley(first_is_all, 9, np.random.default_rng(0))
     np.testing.assert_allclose(values, np.eye(9)[0])
     assert len(seen) < 2**8
 
@@ -75,14 +75,14 @@ def test_values_are_zero_in_a_round_that_changes_little():
 
     def utility(coalitions):
         asked.append(len(coalitions))
-        return np.where(coalitions.all(axis=1), TRUNCATION / 2, 0.0)
+        return np.where(coalitions.all(axis=1), _TRUNCATION / 2, 0.0)
 
-    np.testing.assert_array_equal(gtg_shapley(utility, 4, np.random.default_rng(0)), np.zeros(4))
+    np.testing.assert_array_equal(_gtg_shapley(utility, 4, np.random.default_rng(0)), np.zeros(4))
     assert asked == [2]
 
 
 def test_no_members_and_one_member():
-    assert len(gtg_shapley(game(1, 0), 0, np.random.default_rng(0))) == 0
+    assert len(_gtg_shapley(game(1, 0), 0, np.random.default_rng(0))) == 0
     utility = game(1, 0)
-    (value,) = gtg_shapley(utility, 1, np.random.default_rng(0))
+    (value,) = _gtg_shapley(utility, 1, np.random.default_rng(0))
     assert value == pytest.approx(utility(np.array([[True]]))[0] - utility(np.array([[False]]))[0])

@@ -10,8 +10,8 @@ from fedcohort.core.errors import ParameterError
 from fedcohort.core.plots import SelectorRun
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.hics_fl import HicsFL, HicsState
 from fedcohort.selectors.baselines.hics_fl.estimates import hics_distance, label_entropy, sampling_chances
+from fedcohort.selectors.baselines.hics_fl.selector import HicsFL, _HicsState
 from fedcohort.session import Session
 
 
@@ -96,7 +96,7 @@ def test_every_client_comes_once_before_any_comes_twice():
 def balanced_first(n=20, balanced=4):
     updates = 0.1 * (np.eye(5)[np.arange(n) % 5] - 0.2)
     updates[:balanced] = 0.0005 * np.eye(5)[np.arange(balanced)]
-    return HicsState(np.arange(n), np.zeros(n, np.int64), updates, np.ones(n, np.bool_))
+    return _HicsState(np.arange(n), np.zeros(n, np.int64), updates, np.ones(n, np.bool_))
 
 
 @pytest.mark.parametrize(("round_", "least", "most"), [(0, 0.65, 1.0), (199, 0.05, 0.5)])
@@ -126,7 +126,7 @@ def test_entropies_are_at_the_papers_temperature():
 def test_unknown_clients_have_the_mean_entropy():
     state = balanced_first()
     known = np.arange(2, 20)
-    state = HicsState(known, np.zeros(18, np.int64), state.vectors[known], state.asked)
+    state = _HicsState(known, np.zeros(18, np.int64), state.vectors[known], state.asked)
     slate = Slate(round=0, size=5, candidates=np.arange(20), clients=ClientTable(sizes=np.full(20, 9)))
     cohort, _ = HicsFL().select(state, slate, None, np.random.default_rng(0))
     assert cohort.parts["cluster"][:2].tolist() == [-1, -1]

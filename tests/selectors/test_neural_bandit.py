@@ -9,7 +9,13 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.neural_bandit import NeuralBandit, forward, gradients, network_input, train_network
+from fedcohort.selectors.baselines.neural_bandit import (
+    NeuralBandit,
+    _forward,
+    _gradients,
+    _network_input,
+    _train_network,
+)
 from fedcohort.session import Session
 
 LOCAL = {"reward": "robust-change", "contexts": "last"}  # needs no answers before a round
@@ -19,7 +25,7 @@ def test_gradients_are_those_of_the_loss():
     rng = np.random.default_rng(0)
     first, second, theta = rng.normal(size=(5, 4)), rng.normal(size=(5, 5)), rng.normal(size=5)
     x, r = rng.normal(size=(9, 4)), rng.normal(size=9)
-    _, by_first, by_second = gradients(first, second, theta, x, r)
+    _, by_first, by_second = _gradients(first, second, theta, x, r)
     for weights, gradient, which in ((first, by_first, 0), (second, by_second, 1)):
         for at in np.ndindex(weights.shape):
             step = np.zeros(weights.shape)
@@ -29,13 +35,13 @@ def test_gradients_are_those_of_the_loss():
             for sign in (1, -1):
                 moved = list(pair)
                 moved[which] = weights + sign * step
-                losses.append(gradients(*moved, theta, x, r)[0])
+                losses.append(_gradients(*moved, theta, x, r)[0])
             assert gradient[at] == pytest.approx((losses[0] - losses[1]) / 2e-6, abs=1e-6)
 
 
 def test_the_network_by_hand():
     """W_1 x = (1, -1), so the hidden layer is (1, 0); W_2 times it is (2, 3)."""
-    layers = forward(np.array([[1.0, 0], [-1, 0]]), np.array([[2.0, 5], [3, 5]]), np.array([[1.0, 0]]))
+    layers = _forward(np.array([[1.0, 0], [-1, 0]]), np.array([[2.0, 5], [3, 5]]), np.array([[1.0, 0]]))
     assert layers.hidden.tolist() == [[1.0, 0.0]]
     assert layers.features.tolist() == [[2.0, 3.0]]
 
@@ -63,12 +69,12 @@ def test_the_score_is_promise_and_width():
 def test_training_lowers_the_loss_and_large_rewards_do_not_break_it():
     rng = np.random.default_rng(1)
     first, second, theta = rng.normal(size=(16, 5)) * 0.6, rng.normal(size=(16, 16)) * 0.35, rng.normal(size=16)
-    x = network_input(rng.normal(size=(80, 4)))
+    x = _network_input(rng.normal(size=(80, 4)))
     r = np.abs(x[:, 0])  # no linear function
-    before = gradients(first, second, theta, x, r)[0]
-    after = gradients(*train_network(first, second, theta, x, r, 200, 0.1), theta, x, r)[0]
+    before = _gradients(first, second, theta, x, r)[0]
+    after = _gradients(*_train_network(first, second, theta, x, r, 200, 0.1), theta, x, r)[0]
     assert after < 0.3 * before
-    wild = train_network(first, second, theta, x, np.full(80, 100.0), 200, 0.1)
+    wild = _train_network(first, second, theta, x, np.full(80, 100.0), 200, 0.1)
     assert np.isfinite(wild[0]).all()
     assert np.isfinite(wild[1]).all()
 

@@ -10,7 +10,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.baselines import rbcs_f
-from fedcohort.selectors.baselines.rbcs_f import quickest_fair
+from fedcohort.selectors.baselines.rbcs_f import _quickest_fair
 from fedcohort.session import Session
 
 
@@ -19,7 +19,7 @@ def test_the_choice_is_the_best_of_all_subsets(size):
     rng = np.random.default_rng(size)
     for _ in range(60):
         cost, owed = rng.exponential(2.0, 7), rng.integers(0, 4, 7).astype(float)
-        found = quickest_fair(cost, owed, size, rng)
+        found = _quickest_fair(cost, owed, size, rng)
 
         def value(group, cost=cost, owed=owed):
             return cost[list(group)].max() - owed[list(group)].sum()
@@ -31,9 +31,9 @@ def test_the_choice_is_the_best_of_all_subsets(size):
 def test_blocks_do_not_change_the_choice(monkeypatch):
     rng = np.random.default_rng(1)
     cost, owed = rng.random(300), 0.1 * rng.random(300)
-    whole = quickest_fair(cost, owed, 12, np.random.default_rng(0))
-    monkeypatch.setattr(rbcs_f, "BLOCK", 7)
-    assert quickest_fair(cost, owed, 12, np.random.default_rng(0)).tolist() == whole.tolist()
+    whole = _quickest_fair(cost, owed, 12, np.random.default_rng(0))
+    monkeypatch.setattr(rbcs_f, "_BLOCK", 7)
+    assert _quickest_fair(cost, owed, 12, np.random.default_rng(0)).tolist() == whole.tolist()
 
 
 def test_estimates_and_queues_against_a_plain_form():

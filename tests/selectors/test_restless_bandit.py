@@ -8,7 +8,7 @@ import pytest
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.restless_bandit import RestlessBandit, next_distribution, state_of
+from fedcohort.selectors.baselines.restless_bandit import RestlessBandit, _next_distribution, _state_of
 from fedcohort.session import Session
 
 LOCAL = {"reward": "robust-change", "contexts": "last"}  # needs no answers before a round
@@ -16,18 +16,18 @@ LOCAL = {"reward": "robust-change", "contexts": "last"}  # needs no answers befo
 
 def test_states_are_equally_likely_intervals():
     draws = np.random.default_rng(0).normal(3.0, 2.0, 4000)
-    found = np.bincount([state_of(d, 3.0, 4.0, 4) for d in draws], minlength=4) / 4000
+    found = np.bincount([_state_of(d, 3.0, 4.0, 4) for d in draws], minlength=4) / 4000
     assert found == pytest.approx(np.full(4, 0.25), abs=0.03)
-    assert state_of(5.0, 1.0, 0.0, 2) == 1  # no spread yet: above the mean
-    assert state_of(7.0, 1.0, 1.0, 1) == 0
+    assert _state_of(5.0, 1.0, 0.0, 2) == 1  # no spread yet: above the mean
+    assert _state_of(7.0, 1.0, 1.0, 1) == 0
 
 
 def test_the_chain_is_estimated_from_its_transitions():
     """From state 0: (3 + 1) / 6 and (1 + 1) / 6; uniform before anything is known."""
     transitions = np.array([[3.0, 1.0], [0.0, 9.0]])
-    assert next_distribution(transitions, 0) == pytest.approx([4 / 6, 2 / 6])
-    assert next_distribution(transitions, 1) == pytest.approx([1 / 11, 10 / 11])
-    assert next_distribution(transitions, -1) == pytest.approx([0.5, 0.5])
+    assert _next_distribution(transitions, 0) == pytest.approx([4 / 6, 2 / 6])
+    assert _next_distribution(transitions, 1) == pytest.approx([1 / 11, 10 / 11])
+    assert _next_distribution(transitions, -1) == pytest.approx([0.5, 0.5])
 
 
 def test_the_score_is_the_expectation_over_the_next_state():
@@ -100,7 +100,7 @@ def test_two_states_separate_what_one_state_mixes():
         x = rng.uniform(0.5, 2.0, (4, 1))
         slope, level = (1.0, 1.0) if t % 2 else (-1.0, -1.0)
         state = selector.learn(state, np.arange(4), x, slope * x[:, 0] + level + 0.1 * rng.normal(size=4))
-    ahead = next_distribution(state.transitions, state.at)
+    ahead = _next_distribution(state.transitions, state.at)
     assert ahead[0] > 0.9  # the last round was a good one
     state = dataclasses.replace(state, rounds=200, duration=np.array([0.5, 2.0]))
     slate = Slate(round=200, size=1, candidates=np.arange(2), clients=ClientTable(n=2))

@@ -7,7 +7,7 @@ from fedcohort import create
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.tifl import by_rank
+from fedcohort.selectors.baselines.tifl import _by_rank
 from fedcohort.session import Session
 
 
@@ -38,10 +38,10 @@ def test_tiers_by_hand():
 
 
 def test_probabilities_by_hand():
-    assert (by_rank(np.array([0.5, 2.0, 1.0, 4.0])) * 10).tolist() == pytest.approx([1, 3, 2, 4])
-    assert (by_rank(np.array([1.0, 1.0, 2.0])) * 6).tolist() == pytest.approx([1.5, 1.5, 3])
-    assert (by_rank(np.array([np.nan, 1.0])) * 3).tolist() == pytest.approx([1, 2])
-    assert by_rank(np.zeros(4)).tolist() == [0.25] * 4
+    assert (_by_rank(np.array([0.5, 2.0, 1.0, 4.0])) * 10).tolist() == pytest.approx([1, 3, 2, 4])
+    assert (_by_rank(np.array([1.0, 1.0, 2.0])) * 6).tolist() == pytest.approx([1.5, 1.5, 3])
+    assert (_by_rank(np.array([np.nan, 1.0])) * 3).tolist() == pytest.approx([1, 2])
+    assert _by_rank(np.zeros(4)).tolist() == [0.25] * 4
 
 
 def test_every_client_is_timed_once_and_then_cohorts_are_of_one_tier():

@@ -7,10 +7,10 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
 from fedcohort.core.signals import SKETCH_WIDTH
 from fedcohort.selectors.baselines.clustered import Clustered
-from fedcohort.selectors.baselines.delta import Delta, DeltaState
+from fedcohort.selectors.baselines.delta import Delta, _DeltaState
 from fedcohort.selectors.baselines.e3cs import E3CS
-from fedcohort.selectors.baselines.feel import Feel, FeelState
-from fedcohort.selectors.baselines.gradnorm import GradNorm, NormState
+from fedcohort.selectors.baselines.feel import Feel, _FeelState
+from fedcohort.selectors.baselines.gradnorm import GradNorm, _NormState
 from fedcohort.selectors.numerics.recent import RecentVectors
 from fedcohort.session import Session
 from fedcohort.simulate.config.experiment import Experiment
@@ -42,11 +42,11 @@ def state_of(selector, table, norm):
     older = norm * np.random.default_rng(9).lognormal(0.0, 0.4, N)
     match selector:
         case GradNorm():
-            return NormState(older)
+            return _NormState(older)
         case Feel():
-            return FeelState(older, np.random.default_rng(7).uniform(1.0, 9.0, N))
+            return _FeelState(older, np.random.default_rng(7).uniform(1.0, 9.0, N))
         case Delta():
-            return DeltaState(older / older.mean())
+            return _DeltaState(older / older.mean())
         case Clustered():
             kinds = np.eye(4, SKETCH_WIDTH)[np.arange(N) % 4] * 9
             sketches = kinds + np.random.default_rng(5).normal(size=(N, SKETCH_WIDTH))

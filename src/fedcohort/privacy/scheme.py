@@ -31,7 +31,7 @@ from fedcohort.core.errors import CiphertextError, InputError, needs_extra
 from fedcohort.core.validate import instance, integer, text, texts
 from fedcohort.core.validate import path as check_path
 
-MAX_CLASSES = 1024  # this many counts still fit into a statement
+_MAX_CLASSES = 1024  # this many counts still fit into a statement
 MAX_SIZE = 1 << 26
 """The most samples of a client for which every inner product is an exact float64."""
 STATEMENT_LIMIT = 1 << 14
@@ -53,14 +53,14 @@ def _crypto() -> Any:
 # -- bytes --------------------------------------------------------------------------------------------------------
 
 
-def wrap(kind: str, fields: Mapping[str, Any], body: bytes) -> bytes:
+def _wrap(kind: str, fields: Mapping[str, Any], body: bytes) -> bytes:
     """Return one line of JSON that describes ``body``, followed by it."""
     header = {"fedcohort": kind, "version": _VERSION, **fields, "bytes": len(body)}
     return json.dumps({**header, "sha256": hashlib.sha256(body).hexdigest()}).encode() + b"\n" + body
 
 
-def unwrap(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
-    """Return the header and body that :func:`wrap` joined; CiphertextError for anything else."""
+def _unwrap(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
+    """Return the header and body that :func:`_wrap` joined; CiphertextError for anything else."""
     if not isinstance(data, bytes):
         raise CiphertextError(f"{what} is not a {kind}: it must be bytes. Got a {type(data).__name__}.")
     # Search only the first bytes for the end of the line, because a client may send anything.
@@ -82,12 +82,12 @@ def unwrap(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
 def wrap_row(kind: str, client: str, values: ArrayLike) -> bytes:
     """Return a client's (B,) numbers as bytes for the server, without a key holder."""
     row = np.ascontiguousarray(values, "<f8")
-    return wrap(kind, {"classes": len(row), "client": client}, row.tobytes())
+    return _wrap(kind, {"classes": len(row), "client": client}, row.tobytes())
 
 
 def unwrap_row(kind: str, client: str, data: bytes, classes: int, what: str) -> FloatArray:
     """Return the (B,) numbers that :func:`wrap_row` wrapped for this client; CiphertextError for anything else."""
-    header, body = unwrap(kind, data, what)
+    header, body = _unwrap(kind, data, what)
     if header.get("classes") != classes or len(body) != 8 * classes:
         raise CiphertextError(f"{what} have {header.get('classes')} classes; the federation has {classes}.")
     if header.get("client") != client:
@@ -122,7 +122,7 @@ class PublicKey:
     body: bytes
 
     def __post_init__(self) -> None:
-        integer(self.classes, "The number of classes of a label key", 2, MAX_CLASSES)
+        integer(self.classes, "The number of classes of a label key", 2, _MAX_CLASSES)
         integer(self.max_samples, "The most samples a client may state", 1, MAX_SIZE)
         instance(self.body, bytes, "The body of a label key")
 
@@ -133,7 +133,7 @@ class PublicKey:
 
     def to_bytes(self) -> bytes:
         """Return the key as a file's content."""
-        return wrap("label key", {"classes": self.classes, "most_samples": self.max_samples}, self.body)
+        return _wrap("label key", {"classes": self.classes, "most_samples": self.max_samples}, self.body)
 
     @classmethod
     def read(cls, key: PublicKey | str | Path) -> PublicKey:
@@ -143,7 +143,7 @@ class PublicKey:
     @classmethod
     def from_bytes(cls, data: bytes) -> PublicKey:
         """Read what :meth:`to_bytes` wrote."""
-        header, body = unwrap("label key", data, "The public key")
+        header, body = _unwrap("label key", data, "The public key")
         return cls(int(header["classes"]), int(header["most_samples"]), body)
 
 
@@ -160,12 +160,12 @@ class SecretKey:
     def to_bytes(self) -> bytes:
         """Return the key as a file's content."""
         fields = {"classes": self.public.classes, "most_samples": self.public.max_samples}
-        return wrap("label secret", fields, self.body)
+        return _wrap("label secret", fields, self.body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SecretKey:
         """Read what :meth:`to_bytes` wrote."""
-        header, body = unwrap("label secret", data, "The secret key")
+        header, body = _unwrap("label secret", data, "The secret key")
         public = _crypto().public_of(body)
         return cls(PublicKey(int(header["classes"]), int(header["most_samples"]), public), body)
 
@@ -215,12 +215,12 @@ class ClientKey:
 
     def to_bytes(self) -> bytes:
         """Return the key as a file's content."""
-        return wrap("client key", {}, self.body)
+        return _wrap("client key", {}, self.body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ClientKey:
         """Read what :meth:`to_bytes` wrote."""
-        return cls(unwrap("client key", data, "The client's key")[1])
+        return cls(_unwrap("client key", data, "The client's key")[1])
 
 
 def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
@@ -302,7 +302,7 @@ class LabelSeal:
             "size": sum(values),
             "signature": _crypto().sign(self._key.body, about + hashlib.sha256(box).digest()).hex(),
         }
-        return wrap(_STATEMENT, fields, box)
+        return _wrap(_STATEMENT, fields, box)
 
     def confirm(self, client: str, counts: ArrayLike, confirmation: bytes) -> str:
         """Check a confirmation of :meth:`KeyHolder.confirm`; return the digest of the set of clients that it names.
@@ -313,7 +313,7 @@ class LabelSeal:
             If the confirmation is not from the key holder, or differs from what this client would state.
         """
         values, client = _check_counts(counts, self.public), _normalise(text(client, "'client'"))
-        fields, signature = unwrap(_CONFIRMATION, confirmation, "The key holder's confirmation")
+        fields, signature = _unwrap(_CONFIRMATION, confirmation, "The key holder's confirmation")
         stated = [fields.get(name) for name in ("key", "client", "size", "commitment", "clients", "set")]
         if stated[0] != self.public.name:
             raise CiphertextError(
@@ -370,7 +370,7 @@ def check_statement(public: PublicKey, client: str, data: bytes) -> int:
     what = f"The statement of client {client!r}"
     if len(data) > STATEMENT_LIMIT:
         raise CiphertextError(f"{what} is too large: {len(data)} bytes; at most {STATEMENT_LIMIT} are allowed.")
-    header, _ = unwrap(_STATEMENT, data, what)
+    header, _ = _unwrap(_STATEMENT, data, what)
     if header.get("key") != public.name:
         key = str(header.get("key"))[:40]
         raise CiphertextError(  # without the client's name, so that a host can print it once for all clients
@@ -401,7 +401,7 @@ def open_statement(secret: SecretKey, client: str, verifier: bytes | None, data:
         If the client did not sign it, or its counts do not have the stated size.
     """
     size = check_statement(secret.public, client, data)
-    header, box = unwrap(_STATEMENT, data, client)
+    header, box = _unwrap(_STATEMENT, data, client)
     about = _about(secret.public, client, size)
     if verifier is not None:
         try:
@@ -436,7 +436,7 @@ def sign_confirmation(secret: SecretKey, statement: Statement, clients: int, dig
         "clients": clients,
         "set": digest,
     }
-    return wrap(_CONFIRMATION, stated, _crypto().sign_as_holder(secret.body, _encode(_CONFIRMATION, *stated.values())))
+    return _wrap(_CONFIRMATION, stated, _crypto().sign_as_holder(secret.body, _encode(_CONFIRMATION, *stated.values())))
 
 
 def set_digest(statements: Iterable[Statement]) -> str:

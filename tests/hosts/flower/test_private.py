@@ -39,7 +39,7 @@ from fedcohort.privacy.label_decoders import EncryptedLabels, NoisyLabels, Rotat
 from fedcohort.privacy.ledger import Ledger
 from fedcohort.privacy.noise import GeometricNoise, LossNoise
 from fedcohort.privacy.rotation import SecretRotation
-from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, SecretKey, make_keys, parse_clients, wrap
+from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, SecretKey, _wrap, make_keys, parse_clients
 
 COUNTS = np.array([[9, 1, 0], [0, 8, 2], [1, 1, 8], [5, 5, 0], [0, 4, 6], [3, 3, 4], [10, 0, 0], [0, 0, 10]])
 NAMES = [f"client-{i}" for i in range(8)]
@@ -63,7 +63,7 @@ def forged(name: str, counts: Any, size: int) -> bytes:
     box = primitives.seal(SECRET.public.body, about, plain)
     signature = primitives.sign(KEYS[name].body, about + hashlib.sha256(box).digest()).hex()
     fields = {"key": SECRET.public.name, "classes": 3, "client": name, "size": size, "signature": signature}
-    return wrap("label statement", fields, box)
+    return _wrap("label statement", fields, box)
 
 
 def answers(seal: Any, confirm: Any = None) -> Answers:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedcohort.selectors.numerics.greedy_balance import GreedyBalance, divergence_from_uniform, largest_coincidence
+from fedcohort.selectors.numerics.greedy_balance import GreedyBalance, _largest_coincidence, divergence_from_uniform
 
 
 def plain_divergence(masses):
@@ -39,7 +39,7 @@ def test_blocks_do_not_change_the_picks(monkeypatch):
     rows = np.random.default_rng(3).integers(0, 9, (50, 4)).astype(float)
     whole = GreedyBalance(rows, np.random.default_rng(0))
     whole.grow(10, np.ones(50, np.bool_))
-    monkeypatch.setattr("fedcohort.selectors.numerics.greedy_balance.BLOCK", 7)
+    monkeypatch.setattr("fedcohort.selectors.numerics.greedy_balance._BLOCK", 7)
     blocked = GreedyBalance(rows, np.random.default_rng(0))
     blocked.grow(10, np.ones(50, np.bool_))
     assert blocked.members == whole.members
@@ -63,10 +63,10 @@ def test_the_bound_holds_for_all_shares(classes):
     for concentration in (0.05, 0.5, 5.0, 100.0):
         shares = rng.dirichlet(np.full(classes, concentration), 300)
         for p, divergence in zip(shares, divergence_from_uniform(shares), strict=True):
-            assert (p**2).sum() <= largest_coincidence(divergence, classes) * (1 + 1e-9)
+            assert (p**2).sum() <= _largest_coincidence(divergence, classes) * (1 + 1e-9)
     extreme = np.array([0.7] + [0.3 / (classes - 1)] * (classes - 1))
     reached = divergence_from_uniform(extreme[None])[0]
-    assert largest_coincidence(reached, classes) == pytest.approx((extreme**2).sum(), rel=1e-9)
+    assert _largest_coincidence(reached, classes) == pytest.approx((extreme**2).sum(), rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -76,7 +76,7 @@ def test_the_bound_does_not_change_the_picks(monkeypatch, seed):
     rows[::50] = 0.0
     every = GreedyBalance(rows, np.random.default_rng(0))
     every.grow(30, np.ones(400, np.bool_))
-    monkeypatch.setattr("fedcohort.selectors.numerics.greedy_balance.BLOCK", 50)
+    monkeypatch.setattr("fedcohort.selectors.numerics.greedy_balance._BLOCK", 50)
     bounded = GreedyBalance(rows, np.random.default_rng(0))
     bounded.grow(30, np.ones(400, np.bool_))
     assert bounded.members == every.members

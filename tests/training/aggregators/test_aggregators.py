@@ -8,7 +8,6 @@ from fedcohort.core.params import parameters
 from fedcohort.training.aggregators import (
     AGGREGATORS,
     Aggregator,
-    ControlVariates,
     FedAvgWithAbsent,
     FedNova,
     FedPdp,
@@ -16,7 +15,8 @@ from fedcohort.training.aggregators import (
     Mean,
     Scaffold,
 )
-from fedcohort.training.aggregators.fednova import normaliser
+from fedcohort.training.aggregators.fednova import _normaliser
+from fedcohort.training.aggregators.scaffold import _ControlVariates
 
 from .problems import MODELS, OLD, LinearServer, members
 
@@ -75,7 +75,7 @@ def test_fednova_equals_size_mean_with_equal_steps():
 def test_fednova_momentum_normaliser_by_summing_the_weights():
     rho, tau = 0.9, 7
     by_hand = sum(sum(rho**j for j in range(tau - i)) for i in range(tau))
-    np.testing.assert_allclose(normaliser(np.array([float(tau)]), rho), [by_hand])
+    np.testing.assert_allclose(_normaliser(np.array([float(tau)]), rho), [by_hand])
 
 
 def test_fednova_leaves_out_clients_without_steps():
@@ -106,16 +106,16 @@ def test_scaffold_trace_by_hand():
 def test_scaffold_option_one_takes_gradients():
     assert Scaffold(option=1).needs_gradients
     assert not Scaffold().needs_gradients
-    memory = ControlVariates(4, OLD)
+    memory = _ControlVariates(4, OLD)
     gradients = np.array([[1.0, 2.0, 3.0]])
     memory.absorb(np.array([1]), OLD, MODELS[:1], np.array([0.2]), gradients)
     np.testing.assert_allclose(memory.corrections(np.array([1])), gradients / 4 - gradients)
 
 
 def test_scaffold_memory_is_restored_exactly():
-    memory = ControlVariates(5, OLD)
+    memory = _ControlVariates(5, OLD)
     memory.absorb(np.array([3, 1]), OLD, MODELS, np.array([0.1, 0.1]), None)
-    copy = ControlVariates(5, OLD)
+    copy = _ControlVariates(5, OLD)
     copy.restore(memory.arrays())
     everyone = np.arange(5)
     np.testing.assert_array_equal(copy.corrections(everyone), memory.corrections(everyone))

@@ -5,7 +5,7 @@ import pytest
 
 from fedcohort.core.signals import Signal
 from fedcohort.training.aggregators import FedDf, Rhfl
-from fedcohort.training.aggregators.distillation import confidences, distil
+from fedcohort.training.aggregators.distillation import _confidences, _distil
 from fedcohort.training.arithmetic import softmax
 
 from .problems import MODELS, OLD, LinearServer, members
@@ -25,7 +25,7 @@ def divergence(targets, model, server):
 
 def test_first_step_of_adam_has_the_length_of_the_rate():
     # the student's probabilities are 1/3 each, the targets 1/8, 2/8, 5/8: the gradient is +, +, -
-    result = distil(np.zeros(3), softmax(LOG[None]), one(), steps=1, batch_size=8, rate=0.25)
+    result = _distil(np.zeros(3), softmax(LOG[None]), one(), steps=1, batch_size=8, rate=0.25)
     np.testing.assert_allclose(result, [-0.25, -0.25, 0.25], rtol=1e-6)
 
 
@@ -38,12 +38,12 @@ def test_two_steps_of_adam_along_a_cosine():
     mean = (0.9 * 0.1 * first + 0.1 * second) / (1 - 0.9**2)
     square = (0.999 * 0.001 * first**2 + 0.001 * second**2) / (1 - 0.999**2)
     want = after - 0.25 / 2 * mean / np.sqrt(square)  # halfway down the cosine
-    np.testing.assert_allclose(distil(np.zeros(3), targets, server, steps=2, batch_size=8, rate=0.25), want, rtol=1e-6)
+    np.testing.assert_allclose(_distil(np.zeros(3), targets, server, steps=2, batch_size=8, rate=0.25), want, rtol=1e-6)
 
 
 def test_many_steps_reach_the_teacher():
     targets = softmax(LOG[None])
-    result = distil(np.zeros(3), targets, one(), steps=400, batch_size=8, rate=0.1)
+    result = _distil(np.zeros(3), targets, one(), steps=400, batch_size=8, rate=0.1)
     np.testing.assert_allclose(softmax(result[None]), targets, atol=1e-3)
 
 
@@ -59,7 +59,7 @@ def test_distillation_agrees_with_adam_of_torch():
         torch.nn.functional.cross_entropy(model * inputs, torch.tensor(targets)).backward()
         adam.step()
         schedule.step()
-    got = distil(OLD, targets, server, steps=7, batch_size=8, rate=0.03)
+    got = _distil(OLD, targets, server, steps=7, batch_size=8, rate=0.03)
     np.testing.assert_allclose(got, model.detach().numpy(), rtol=1e-9)
 
 
@@ -68,14 +68,14 @@ def test_feddf_starts_at_the_mean_by_size_and_learns_the_mean_logits():
     start = 0.25 * MODELS[0] + 0.75 * MODELS[1]
     np.testing.assert_allclose(FedDf(steps=0).combine(OLD, MODELS, members(), None, server).model, start)
     teacher = softmax(MODELS.mean(0)[None])  # both models count once in the ensemble
-    want = distil(start, teacher, server, steps=3, batch_size=128, rate=0.1)
+    want = _distil(start, teacher, server, steps=3, batch_size=128, rate=0.1)
     result = FedDf(steps=3, rate=0.1).combine(OLD, MODELS, members(), None, server)
     np.testing.assert_allclose(result.model, want)
     np.testing.assert_allclose(result.weights, [0.25, 0.75])
     assert divergence(teacher, result.model, server) < divergence(teacher, start, server)
     often = FedDf(steps=3, rate=0.1).combine(OLD, MODELS, members(multiplicity=(3.0, 1.0)), None, server)
     teacher = softmax((0.75 * MODELS[0] + 0.25 * MODELS[1])[None])
-    want = distil(MODELS.mean(0), teacher, server, steps=3, batch_size=128, rate=0.1)
+    want = _distil(MODELS.mean(0), teacher, server, steps=3, batch_size=128, rate=0.1)
     np.testing.assert_allclose(often.model, want)
 
 
@@ -87,10 +87,10 @@ def test_one_model_is_its_own_teacher():
 
 def test_confidences_by_hand():
     # Q P: 2 / 2 = 1 and (4 - 1) / 1 = 3; shares 1/4 and 3/4; softmax of eta times that
-    got = confidences(np.array([4.0, 4.0]), np.array([2.0, 1.0]), impact=2.0)
+    got = _confidences(np.array([4.0, 4.0]), np.array([2.0, 1.0]), impact=2.0)
     powers = np.exp([0.5, 1.5])
     np.testing.assert_allclose(got, powers / powers.sum())
-    np.testing.assert_allclose(confidences(np.array([4.0, 4.0]), np.array([2.0, 1.0]), impact=0.0), [0.5, 0.5])
+    np.testing.assert_allclose(_confidences(np.array([4.0, 4.0]), np.array([2.0, 1.0]), impact=0.0), [0.5, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_confidences_by_hand():
     ],
 )
 def test_without_any_drop_in_loss_confidences_are_equal(before, after):
-    np.testing.assert_allclose(confidences(np.array(before), np.array(after), 0.5), [0.5, 0.5])
+    np.testing.assert_allclose(_confidences(np.array(before), np.array(after), 0.5), [0.5, 0.5])
 
 
 def test_extreme_losses_keep_confidences_finite():
-    got = confidences(np.array([1.0, 1e30, 1.0]), np.array([0.0, 1.0, np.nan]), 0.5)
+    got = _confidences(np.array([1.0, 1e30, 1.0]), np.array([0.0, 1.0, np.nan]), 0.5)
     assert np.isfinite(got).all()
     np.testing.assert_allclose(got.sum(), 1.0)
     assert got[1] > got[2]
@@ -117,9 +117,9 @@ def test_rhfl_uses_confidences_in_mean_and_distillation():
     server, rule = LinearServer(), Rhfl(steps=3, rate=0.1, impact=2.0)
     metrics = {Signal.ROBUST_LOSS: np.array([4.0, 4.0]), Signal.ROBUST_LOSS_AFTER: np.array([2.0, 1.0])}
     assert rule.requires == metrics.keys()
-    weights = confidences(*metrics.values(), impact=2.0)
+    weights = _confidences(*metrics.values(), impact=2.0)
     targets = weights[0] * softmax(server.logits(MODELS)[0]) + weights[1] * softmax(server.logits(MODELS)[1])
-    want = distil(weights @ MODELS, targets, server, steps=3, batch_size=128, rate=0.1)
+    want = _distil(weights @ MODELS, targets, server, steps=3, batch_size=128, rate=0.1)
     result = rule.combine(OLD, MODELS, members(metrics=metrics), None, server)
     np.testing.assert_allclose(result.model, want)
     np.testing.assert_allclose(result.weights, weights)

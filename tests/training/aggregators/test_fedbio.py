@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedcohort.training.aggregators import Cleaning, FedAvg, FedBio
-from fedcohort.training.aggregators.fedbio import sigmoid
+from fedcohort.training.aggregators import FedAvg, FedBio
+from fedcohort.training.aggregators.fedbio import _Cleaning, _sigmoid
 
 from .problems import MODELS, OLD, LinearServer, members
 
@@ -29,7 +29,7 @@ SLOPE = BOWL.gradient(OLD, np.zeros((2, 3)), np.arange(2))  # [-1, 2, -1.5]
 
 
 def test_sigmoid_does_not_overflow():
-    np.testing.assert_allclose(sigmoid(np.array([0.0, np.log(3.0), -1e4, 1e4])), [0.5, 0.75, 0.0, 1.0])
+    np.testing.assert_allclose(_sigmoid(np.array([0.0, np.log(3.0), -1e4, 1e4])), [0.5, 0.75, 0.0, 1.0])
 
 
 def test_the_first_round_by_hand():
@@ -44,7 +44,7 @@ def test_the_first_round_by_hand():
     hyper = -share * 0.5 * (along - share @ along)  # 1 - sigmoid(0) = 1/2
     np.testing.assert_allclose(memory.upper[:2], -2.0 * hyper)
     np.testing.assert_array_equal(memory.upper[2:], 0.0)
-    weights = share * sigmoid(memory.upper[:2])
+    weights = share * _sigmoid(memory.upper[:2])
     weights /= weights.sum()
     np.testing.assert_allclose(result.weights, weights)
     np.testing.assert_allclose(result.model, weights @ MODELS)
@@ -57,7 +57,7 @@ def test_the_hyper_gradient_is_the_derivative_of_the_loss_one_newton_step_ahead(
     x, rates = np.array([0.4, -0.3]), np.array([2.0, 0.5])
 
     def ahead(x):
-        a = share * sigmoid(x)
+        a = share * _sigmoid(x)
         return SLOPE @ (OLD - (a / a.sum()) @ gradients / BOWL.curvature)
 
     rule = FedBio(tau=0.5, upper_rate=1.0)
@@ -128,4 +128,4 @@ def test_a_client_without_steps_causes_no_division_by_zero():
 def test_the_memory_of_another_aggregator_is_refused():
     with pytest.raises(ValueError, match="needs its own memory"):
         FedBio().combine(OLD, MODELS, members(), object(), BOWL)
-    assert isinstance(FedBio().memory(3, OLD), Cleaning)
+    assert isinstance(FedBio().memory(3, OLD), _Cleaning)

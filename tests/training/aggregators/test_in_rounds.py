@@ -13,7 +13,7 @@ from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.checkpoint import Checkpoint, by_round
 from fedcohort.simulate.store.results import load
 from fedcohort.training.aggregators import AGGREGATORS
-from fedcohort.training.aggregators.distillation import confidences
+from fedcohort.training.aggregators.distillation import _confidences
 from fedcohort.training.filters import Filter, FilterDecision
 
 TABLE = {
@@ -143,7 +143,7 @@ def test_rhfl_gets_the_losses_it_requires_and_their_cost_is_booked():
     before, after = (members.metrics[signal] for signal in (Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER))
     assert (before > 0).all()
     assert (before != after).all()
-    np.testing.assert_allclose(combined.weights, confidences(before, after, 3.0))
+    np.testing.assert_allclose(combined.weights, _confidences(before, after, 3.0))
     assert combined.weights.std() > 0
     assert rows["rhfl"]["bytes_up"] == rows["mean"]["bytes_up"] + 4 * 2 * 8  # two numbers of each of four clients
     group.close()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcohort.training.aggregators import Krum, Mean, Median, MultiKrum, TrimmedMean
-from fedcohort.training.aggregators.robust import krum_scores
+from fedcohort.training.aggregators.robust import _krum_scores
 
 from .problems import OLD, members
 
@@ -48,13 +48,13 @@ def brute_scores(rows, liars):
 @pytest.mark.parametrize("liars", [0, 1, 2])
 def test_krum_scores_match_the_definition(liars):
     rows = np.random.default_rng(3).normal(size=(9, 6))
-    np.testing.assert_allclose(krum_scores(rows, liars), brute_scores(rows, liars), rtol=1e-10)
+    np.testing.assert_allclose(_krum_scores(rows, liars), brute_scores(rows, liars), rtol=1e-10)
 
 
 def test_krum_takes_the_model_closest_to_its_neighbours():
     # f = 1 of 5: sums over the two nearest. 0: 1+9, 1: 1+4, 3: 4+1 (to 4), 4: 1+9, 100: far
     line = np.array([[0.0], [1.0], [3.0], [4.0], [100.0]]) * np.ones(3)
-    np.testing.assert_allclose(krum_scores(line, 1) / 3, [10.0, 5.0, 5.0, 10.0, 96.0**2 + 97.0**2])
+    np.testing.assert_allclose(_krum_scores(line, 1) / 3, [10.0, 5.0, 5.0, 10.0, 96.0**2 + 97.0**2])
     result = combined(Krum(liars=0.2), line)
     np.testing.assert_allclose(result.model, line[1])  # a tie goes to the first
     np.testing.assert_array_equal(result.weights, [0, 1, 0, 0, 0])

@@ -8,7 +8,7 @@ import pytest
 
 from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.training.filters import CMFL, FILTERS, FedCA, KeepAll, Need, Replies
-from fedcohort.training.filters.subsets import best_by_beam, best_of_all, margins, score_all
+from fedcohort.training.filters.subsets import _score_all, best_by_beam, best_of_all, margins
 
 
 def keep(filter_, replies):
@@ -65,9 +65,9 @@ def test_single_precision_finds_the_same_subset():
 
 def test_chunks_do_not_change_scores(monkeypatch):
     logits, labels = federation(1, 7, samples=300)
-    whole = score_all(margins(logits, labels), "loss")
-    monkeypatch.setattr("fedcohort.training.filters.subsets.CPU_CHUNK", 1)
-    np.testing.assert_allclose(score_all(margins(logits, labels), "loss"), whole, rtol=1e-12)
+    whole = _score_all(margins(logits, labels), "loss")
+    monkeypatch.setattr("fedcohort.training.filters.subsets._CPU_CHUNK", 1)
+    np.testing.assert_allclose(_score_all(margins(logits, labels), "loss"), whole, rtol=1e-12)
 
 
 def test_half_precision_tensors_are_widened():
@@ -105,7 +105,7 @@ def test_equal_subsets_keep_the_largest_then_the_first():
 
 def test_a_tie_between_classes_is_wrong():
     zeros = np.zeros((1, 3, 4))
-    assert score_all(margins(zeros, [0, 1, 2]), "accuracy").tolist() == [-np.inf, 0.0]
+    assert _score_all(margins(zeros, [0, 1, 2]), "accuracy").tolist() == [-np.inf, 0.0]
 
 
 def test_huge_logits_do_not_overflow():
@@ -114,12 +114,12 @@ def test_huge_logits_do_not_overflow():
     calm = np.array([[[1.0, 0], [0, 1], [0, 1]]])
     for dtype in (np.float32, np.float64):
         logits = np.concatenate([wild, calm]).astype(dtype)
-        scores = score_all(margins(logits, labels), "loss")
+        scores = _score_all(margins(logits, labels), "loss")
         assert not np.isnan(scores).any()
         assert keep(FedCA(), Replies([True, True], logits=logits, labels=labels)).tolist() == [False, True]
     moderate = np.array([[[200.0, 0], [0, 90], [120, 0]]])
     expected = -(np.log1p(np.exp(-200)) + np.log1p(np.exp(-90)) + 120)
-    assert score_all(margins(moderate, labels), "loss")[1] == pytest.approx(expected)
+    assert _score_all(margins(moderate, labels), "loss")[1] == pytest.approx(expected)
 
 
 def test_failed_and_invalid_models_are_never_kept():

@@ -21,7 +21,7 @@ from fedcohort.selectors.numerics.sampling import softmax_sample
 
 
 @dataclass(frozen=True)
-class ActiveState:
+class _ActiveState:
     """What AFL remembers about each client."""
 
     valuation: FloatArray = per_client()  # (N,) v_k, NaN before the client's first report
@@ -29,7 +29,7 @@ class ActiveState:
 
 @register("active-fl")
 @dataclass(frozen=True, kw_only=True)
-class ActiveFL(Selector[ActiveState]):
+class ActiveFL(Selector[_ActiveState]):
     r"""Prefer clients whose data the model fits badly ([Goetz2019]_, Algorithm 1).
 
     Clients are drawn with probability :math:`p_k \propto e^{\alpha_2 v_k}`. The valuation :math:`v_k = \sqrt{n_k} \,
@@ -54,6 +54,8 @@ class ActiveFL(Selector[ActiveState]):
     array([3])
     """
 
+    requires = frozenset({Signal.SIZES, Signal.LOSS})
+
     one_at_a_time = True
     picks_by: ClassVar[str] = (
         "The clients with the lowest valuations are left out. The others are drawn at random, with better odds for"
@@ -76,18 +78,13 @@ class ActiveFL(Selector[ActiveState]):
     alpha2: float = param(0.01, Interval(float, 0, None), "softmax sharpness (alpha_2)")
     alpha3: float = param(0.1, Interval(float, 0, 1), "fraction of the cohort drawn uniformly (alpha_3)")
 
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Data sizes and training losses."""
-        return frozenset({Signal.SIZES, Signal.LOSS})
-
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> ActiveState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _ActiveState:
         """Start without valuations."""
-        return ActiveState(np.full(clients.n, np.nan))
+        return _ActiveState(np.full(clients.n, np.nan))
 
     def select(
-        self, state: ActiveState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, ActiveState]:
+        self, state: _ActiveState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _ActiveState]:
         """Drop low valuations, draw by softmax, fill up uniformly."""
         value = slate.of_candidates(state.valuation)
         unknown = np.isnan(value)
@@ -112,9 +109,9 @@ class ActiveFL(Selector[ActiveState]):
         )
         return cohort, state
 
-    def update(self, state: ActiveState, outcome: Outcome) -> ActiveState:
+    def update(self, state: _ActiveState, outcome: Outcome) -> _ActiveState:
         """Update the valuations of the clients that trained."""
         valuation = state.valuation.copy()
         clients = outcome.clients[outcome.ok]
         valuation[clients] = np.sqrt(outcome.table.sizes[clients]) * outcome[Signal.LOSS][outcome.ok]
-        return ActiveState(valuation)
+        return _ActiveState(valuation)

@@ -63,6 +63,8 @@ class Astraea(Selector[_AstraeaState]):
     ('C1', 'C2', 'C3')
     """
 
+    requires = frozenset({Signal.LABEL_COUNTS})
+
     picks_by: ClassVar[str] = (
         "The cohort grows by the client that balances its classes best. A client that had its turn waits until all "
         "have had one. The score refers to the finished cohort."
@@ -82,11 +84,6 @@ class Astraea(Selector[_AstraeaState]):
         super().__post_init__()
         if not self.turns:
             object.__setattr__(self, "starves", "without turns, the same few well-balanced clients are always picked")
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Label counts."""
-        return frozenset({Signal.LABEL_COUNTS})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> _AstraeaState:
         """Start a pass: no client has taken part."""

@@ -145,11 +145,11 @@ class Clustered(Selector[RecentVectors]):
         if self.by == "similarity":
             rows = state.rows_of(slate.candidates)
             known = np.flatnonzero(rows >= 0)
-            allocation, group[known] = by_similarity(
+            allocation, group[known] = _by_similarity(
                 sizes, slate.size, order, known, angles(state.vectors[rows[known]])
             )
         else:
-            allocation = by_size(sizes, slate.size, order)
+            allocation = _by_size(sizes, slate.size, order)
         drawn, counts = np.unique(allocation.draw(rng.random(slate.size)), return_counts=True)
         expected = slate.size * sizes / sizes.sum()
         parts = {"expected draws": expected}
@@ -203,12 +203,12 @@ def _pour(amount: FloatArray, order: IntArray, room: FloatArray) -> _Allocation:
     return _Allocation(client, place, ends - starts)
 
 
-def by_size(sizes: FloatArray, m: int, order: IntArray) -> _Allocation:
+def _by_size(sizes: FloatArray, m: int, order: IntArray) -> _Allocation:
     """Return the distributions of Algorithm 1: client i pours m n_i samples, the largest client first."""
     return _pour(m * sizes, order, np.full(m, sizes.sum()))
 
 
-def by_similarity(
+def _by_similarity(
     sizes: FloatArray, m: int, order: IntArray, known: IntArray, angle: FloatArray
 ) -> tuple[_Allocation, IntArray]:
     """Return the distributions of Algorithm 2, and the group of each known client.

@@ -21,7 +21,7 @@ from fedcohort.selectors.numerics.sampling import inclusion_probabilities, scale
 
 
 @dataclass(frozen=True)
-class DeltaState:
+class _DeltaState:
     """What DELTA remembers about each client."""
 
     mass: FloatArray = per_client()  # (N,) p_i times N
@@ -29,7 +29,7 @@ class DeltaState:
 
 @register("delta")
 @dataclass(frozen=True, kw_only=True)
-class Delta(Selector[DeltaState]):
+class Delta(Selector[_DeltaState]):
     r"""Draw clients in proportion to the diversity of their last updates ([Wang2023]_, Eq. 11, practical form).
 
     Partial participation causes the least variance when
@@ -46,7 +46,7 @@ class Delta(Selector[DeltaState]):
     In the average, a client counts for its share of the samples divided by its probability of being drawn.
 
     Symbols: zeta_i = Signal.UPDATE_DISTANCE, :math:`\alpha_2 \sigma^2 / \alpha_1` = ``local_variance`` times the
-    cohort's mean of :math:`\zeta^2`, p_i N = ``DeltaState.mass``.
+    cohort's mean of :math:`\zeta^2`, p_i N = ``_DeltaState.mass``.
 
     Deviations: the constants alpha contain the smoothness of the loss, which is unknown, and hosts do not report the
     variance of batch gradients. So :math:`\alpha_2 \sigma_i^2` is the same for all clients and is given relative to
@@ -69,6 +69,9 @@ class Delta(Selector[DeltaState]):
     array([0.5       , 0.16666667, 0.16666667, 0.16666667])
     """
 
+    requires = frozenset({Signal.SIZES, Signal.UPDATE_DISTANCE})
+    aggregator = "inverse-probability"
+
     picks_by: ClassVar[str] = "Clients are drawn at random, and the score is the probability of being in the cohort."
     part_meanings: ClassVar[Mapping[str, str]] = {
         "diversity": "how far its updates were from the others'",
@@ -85,23 +88,13 @@ class Delta(Selector[DeltaState]):
         "variance of batch gradients over the mean squared diversity (alpha_2 sigma^2 / alpha_1); 0: only diversity",
     )
 
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Data sizes, and the distance of an update from the cohort's mean."""
-        return frozenset({Signal.SIZES, Signal.UPDATE_DISTANCE})
-
-    @property
-    def aggregator(self) -> str:
-        """The aggregator that does not divide by the sum of the weights."""
-        return "inverse-probability"
-
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> DeltaState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _DeltaState:
         """Start with equal probabilities."""
-        return DeltaState(np.ones(clients.n))
+        return _DeltaState(np.ones(clients.n))
 
     def select(
-        self, state: DeltaState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, DeltaState]:
+        self, state: _DeltaState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _DeltaState]:
         """Draw by the probabilities."""
         mass = slate.of_candidates(state.mass)
         chance = inclusion_probabilities(mass, slate.size)
@@ -116,22 +109,22 @@ class Delta(Selector[DeltaState]):
         )
         return cohort, state
 
-    def update(self, state: DeltaState, outcome: Outcome) -> DeltaState:
+    def update(self, state: _DeltaState, outcome: Outcome) -> _DeltaState:
         """Divide the probability of the clients that trained among them by diversity."""
         clients = outcome.clients[outcome.ok]
         if not len(clients):
             return state
         mass = state.mass.copy()
-        mass[clients] = shared_mass(mass[clients], outcome[Signal.UPDATE_DISTANCE][outcome.ok], self.local_variance)
-        return DeltaState(mass)
+        mass[clients] = _shared_mass(mass[clients], outcome[Signal.UPDATE_DISTANCE][outcome.ok], self.local_variance)
+        return _DeltaState(mass)
 
 
-def shared_mass(mass: FloatArray, distance: FloatArray, local_variance: float) -> FloatArray:
+def _shared_mass(mass: FloatArray, distance: FloatArray, local_variance: float) -> FloatArray:
     """Return ``mass`` (k,) divided among the members of a cohort by their diversity, from ``distance`` (k,).
 
     Every member keeps at least a millionth of an equal share, because a client at 0 would never be drawn again.
 
-    >>> shared_mass(np.array([1.0, 3.0]), np.array([3.0, 1.0]), 0.0)
+    >>> _shared_mass(np.array([1.0, 3.0]), np.array([3.0, 1.0]), 0.0)
     array([3., 1.])
     """
     largest = max(float(distance.max()), np.finfo(np.float64).tiny)

@@ -24,7 +24,7 @@ from fedcohort.selectors.numerics.recent import RecentVectors
 
 
 @dataclass(frozen=True)
-class DiverseState(RecentVectors):
+class _DiverseState(RecentVectors):
     """The updates of the clients that reported last, and which clients were ever asked for one."""
 
     asked: BoolArray = per_client()  # (N,)
@@ -32,7 +32,7 @@ class DiverseState(RecentVectors):
 
 @register("divfl")
 @dataclass(frozen=True, kw_only=True)
-class DivFL(Selector[DiverseState]):
+class DivFL(Selector[_DiverseState]):
     r"""Choose the cohort whose updates best represent the updates of all clients ([Balakrishnan2022]_, Sec. 3).
 
     Every client k is represented by the member of the cohort S whose gradient is nearest. The sum of distances
@@ -116,13 +116,13 @@ class DivFL(Selector[DiverseState]):
         """The plain mean, in which all clients weigh the same; any that weighs by size if members count for data."""
         return None if self.by_data else "mean"
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> DiverseState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _DiverseState:
         """Start with no client asked."""
-        return DiverseState.empty(asked=np.zeros(clients.n, np.bool_))
+        return _DiverseState.empty(asked=np.zeros(clients.n, np.bool_))
 
     def select(
-        self, state: DiverseState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, DiverseState]:
+        self, state: _DiverseState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _DiverseState]:
         """Take clients that were never asked, then those that represent the others."""
         candidates = slate.candidates
         rows = state.rows_of(candidates)
@@ -137,9 +137,9 @@ class DivFL(Selector[DiverseState]):
         if by_update > 0:
             apart = distances(scale_down(state.vectors))[:, rows[known]]
             if self.sample is None:
-                chosen, gain[known] = lazy_greedy(apart, by_update)
+                chosen, gain[known] = _lazy_greedy(apart, by_update)
             else:
-                chosen, gain[known] = stochastic_greedy(apart, by_update, self.sample, rng)
+                chosen, gain[known] = _stochastic_greedy(apart, by_update, self.sample, rng)
             members = rows[known[chosen]]
             if self.by_data:
                 sizes = slate.clients.sizes[state.known]
@@ -163,9 +163,9 @@ class DivFL(Selector[DiverseState]):
             weights=weights,
             notes=notes,
         )
-        return cohort, DiverseState(state.known, state.when, state.vectors, asked)
+        return cohort, _DiverseState(state.known, state.when, state.vectors, asked)
 
-    def update(self, state: DiverseState, outcome: Outcome) -> DiverseState:
+    def update(self, state: _DiverseState, outcome: Outcome) -> _DiverseState:
         """Remember the updates."""
         ok = outcome.ok
         return state.with_reports(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
@@ -201,7 +201,7 @@ def _data_represented(apart: FloatArray, itself: IntArray, sizes: FloatArray, ow
     return np.divide(data, own, out=np.ones(len(own)), where=has_data)
 
 
-def lazy_greedy(apart: FloatArray, size: int) -> tuple[IntArray, FloatArray]:
+def _lazy_greedy(apart: FloatArray, size: int) -> tuple[IntArray, FloatArray]:
     """Choose columns one by one so that every row is close to its nearest chosen column.
 
     Parameters
@@ -222,7 +222,7 @@ def lazy_greedy(apart: FloatArray, size: int) -> tuple[IntArray, FloatArray]:
     Examples
     --------
     >>> place = np.array([0.0, 1.0, 2.0, 10.0])
-    >>> lazy_greedy(np.abs(place[:, None] - place), 2)[0]
+    >>> _lazy_greedy(np.abs(place[:, None] - place), 2)[0]
     array([1, 3])
     """
     nearest = np.full(len(apart), float(apart.max(initial=0.0)))
@@ -243,7 +243,7 @@ def lazy_greedy(apart: FloatArray, size: int) -> tuple[IntArray, FloatArray]:
     return np.array(chosen, np.int64), gain
 
 
-def stochastic_greedy(
+def _stochastic_greedy(
     apart: FloatArray, size: int, sample: int, rng: np.random.Generator
 ) -> tuple[IntArray, FloatArray]:
     """Do the same, but consider only ``sample`` random candidates in every step; gains never computed are 0."""

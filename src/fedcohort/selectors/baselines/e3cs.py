@@ -112,7 +112,7 @@ class E3CS(Selector[_WeightState]):
         fairness = self.fairness if self.until is None or slate.round < self.until else 1.0
         weight = slate.of_candidates(state.weight)
         quota = fairness * size / count
-        chance, full = allocate(np.exp(weight - weight.max()), size, quota)
+        chance, full = _allocate(np.exp(weight - weight.max()), size, quota)
         picks = systematic_sample(chance, rng) if self.exact else weighted_sample(chance, size, rng)
         gain = state.gain.copy()
         step = (size - count * quota) * self.rate / count
@@ -142,10 +142,10 @@ class E3CS(Selector[_WeightState]):
         return _WeightState(weight, grown.gain)
 
 
-def allocate(weights: FloatArray, size: int, quota: float) -> tuple[FloatArray, BoolArray]:
+def _allocate(weights: FloatArray, size: int, quota: float) -> tuple[FloatArray, BoolArray]:
     """Return probabilities (c,) in [``quota``, 1] that sum to ``size``, and which of them were capped at 1 (c,).
 
-    >>> allocate(np.array([8.0, 1.0, 1.0]), size=2, quota=0.0)
+    >>> _allocate(np.array([8.0, 1.0, 1.0]), size=2, quota=0.0)
     (array([1. , 0.5, 0.5]), array([ True, False, False]))
     """
     count = len(weights)

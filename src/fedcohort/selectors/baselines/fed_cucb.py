@@ -71,6 +71,8 @@ class FedCucb(Selector[_CucbState]):
     [0, 1]
     """
 
+    requires = frozenset({Signal.OUTPUT_BIAS_UPDATE})
+
     picks_by: ClassVar[str] = (
         "Clients that were never seen come first, then the one with the highest bound. The rest of the cohort are the "
         "clients that balance its estimated classes best. The score refers to the finished cohort."
@@ -97,11 +99,6 @@ class FedCucb(Selector[_CucbState]):
     )
 
     starves = "once all clients have been seen, the client that seems most balanced leads every cohort"
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """The update of the output layer's bias."""
-        return frozenset({Signal.OUTPUT_BIAS_UPDATE})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> _CucbState:
         """Start with no client seen."""

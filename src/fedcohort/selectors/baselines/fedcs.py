@@ -67,6 +67,8 @@ class FedCS(Selector[_DurationState]):
     array([0, 1, 2])
     """
 
+    requires = frozenset({Signal.DURATION})
+
     picks_by: ClassVar[str] = (
         "Some clients are drawn at random, and the fastest of them that meet the deadline are picked. Clients that "
         "were not drawn have no score."
@@ -90,11 +92,6 @@ class FedCS(Selector[_DurationState]):
 
     starves = "clients that are slow or miss the deadline are left out"
 
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Durations."""
-        return frozenset({Signal.DURATION})
-
     def init(self, clients: ClientTable, rng: np.random.Generator) -> _DurationState:
         """Start without durations."""
         zeros = np.zeros(clients.n)
@@ -104,11 +101,11 @@ class FedCS(Selector[_DurationState]):
         self, state: _DurationState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, _DurationState]:
         """Take the fastest of a random set, while they meet the deadline."""
-        expected = expected_seconds(state.seconds, state.timed, state.asked)
+        expected = _expected_seconds(state.seconds, state.timed, state.asked)
         count = min(ceil(self.asked * slate.size), len(slate.candidates))
         drawn = rng.choice(slate.candidates, count, replace=False)  # in random order, which decides ties
         order = drawn[np.argsort(expected[drawn], kind="stable")][: slate.size]
-        ends = round_ends(expected[order], self.upload)
+        ends = _round_ends(expected[order], self.upload)
         fit = len(order) if self.deadline is None else max(int((ends < self.deadline).sum()), 1)
         drawn = np.sort(drawn)
         cohort = Cohort(
@@ -130,10 +127,10 @@ class FedCS(Selector[_DurationState]):
         return _DurationState(seconds, timed, asked)
 
 
-def round_ends(seconds: FloatArray, upload: float) -> FloatArray:
+def _round_ends(seconds: FloatArray, upload: float) -> FloatArray:
     """(k,) the end of the round with the first, the first two, ... of clients that upload in this order.
 
-    >>> round_ends(np.array([2.0, 4.0, 4.0]), upload=0.5)  # two seconds of computing, two of upload
+    >>> _round_ends(np.array([2.0, 4.0, 4.0]), upload=0.5)  # two seconds of computing, two of upload
     array([2., 4., 6.])
     """
     ends, end = np.empty(len(seconds)), 0.0
@@ -143,7 +140,7 @@ def round_ends(seconds: FloatArray, upload: float) -> FloatArray:
     return ends
 
 
-def expected_seconds(seconds: FloatArray, timed: FloatArray, asked: FloatArray) -> FloatArray:
+def _expected_seconds(seconds: FloatArray, timed: FloatArray, asked: FloatArray) -> FloatArray:
     """(n,) expected seconds of each client: its mean, 0 if never asked, the largest mean if it never answered.
 
     Parameters
@@ -155,7 +152,8 @@ def expected_seconds(seconds: FloatArray, timed: FloatArray, asked: FloatArray) 
     asked : (n,) float array
         Number of cohorts the client was in.
 
-    >>> expected_seconds(np.array([2.0, 5.0, 0.0, 0.0]), np.array([1.0, 3.0, 0.0, 0.0]), np.array([1.0, 3.0, 0.0, 1.0]))
+    >>> timed, asked = np.array([1.0, 3.0, 0.0, 0.0]), np.array([1.0, 3.0, 0.0, 1.0])
+    >>> _expected_seconds(np.array([2.0, 5.0, 0.0, 0.0]), timed, asked)
     array([2., 5., 0., 5.])
     """
     known = timed > 0

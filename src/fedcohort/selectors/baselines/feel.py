@@ -26,7 +26,7 @@ _MIN_NORM = 0.01  # least norm as a share of the mean, so that a client whose gr
 
 
 @dataclass(frozen=True)
-class FeelState:
+class _FeelState:
     """What FEEL remembers of each client's last report; NaN before the first."""
 
     norm: FloatArray = per_client()  # (N,) norm of the gradient
@@ -35,7 +35,7 @@ class FeelState:
 
 @register("feel")
 @dataclass(frozen=True, kw_only=True)
-class Feel(Selector[FeelState]):
+class Feel(Selector[_FeelState]):
     r"""Draw clients by importance and speed, with weights that keep the average unbiased ([Ren2020]_).
 
     With one client a round, the distribution p minimises the expected time and the variance of the aggregated gradient,
@@ -71,6 +71,8 @@ class Feel(Selector[FeelState]):
     array([0.2, 0.2, 0.6])
     """
 
+    aggregator = "inverse-probability"
+
     picks_by: ClassVar[str] = "Clients are drawn at random, and the score is the probability of the first draw."
     part_meanings: ClassVar[Mapping[str, str]] = {
         "importance": "size times the norm of its last gradient or update",
@@ -96,27 +98,22 @@ class Feel(Selector[FeelState]):
         needed = {Signal.SIZES, Signal.by_name(self.importance)}
         return frozenset(needed | {Signal.DURATION} if self.rho > 0 else needed)
 
-    @property
-    def aggregator(self) -> str:
-        """The aggregator that does not divide by the sum of the weights."""
-        return "inverse-probability"
-
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> FeelState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _FeelState:
         """Start without reports."""
         unknown = np.full(clients.n, np.nan)
-        return FeelState(unknown, unknown)
+        return _FeelState(unknown, unknown)
 
     def select(
-        self, state: FeelState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, FeelState]:
+        self, state: _FeelState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _FeelState]:
         """Draw by the optimal distribution."""
         sizes = slate.of_candidates(slate.clients.sizes)
         norm = _fill_with_mean(slate.of_candidates(state.norm))
         importance = sizes * np.maximum(norm, _MIN_NORM * norm.mean()) if norm.mean() > 0 else sizes
         seconds = _fill_with_mean(slate.of_candidates(state.seconds))
-        p = optimal_distribution(importance, seconds, self.rho)
+        p = _optimal_distribution(importance, seconds, self.rho)
         drawn = weighted_sample(p, slate.size, rng)
-        weights = np.ones(len(drawn)) if slate.size == len(p) else raj_weights(p[drawn])
+        weights = np.ones(len(drawn)) if slate.size == len(p) else _raj_weights(p[drawn])
         cohort = Cohort(
             slate.candidates[drawn],
             candidates=slate.candidates,
@@ -127,14 +124,14 @@ class Feel(Selector[FeelState]):
         )
         return cohort, state
 
-    def update(self, state: FeelState, outcome: Outcome) -> FeelState:
+    def update(self, state: _FeelState, outcome: Outcome) -> _FeelState:
         """Remember the norms and durations that were reported."""
         ok = outcome.ok
         clients = outcome.clients[ok]
         norm, seconds = state.norm.copy(), state.seconds.copy()
         norm[clients] = outcome[Signal.by_name(self.importance)][ok]
         seconds[clients] = outcome[Signal.DURATION][ok] if self.rho > 0 else 0.0
-        return FeelState(norm, seconds)
+        return _FeelState(norm, seconds)
 
 
 def _fill_with_mean(values: FloatArray) -> FloatArray:
@@ -145,13 +142,13 @@ def _fill_with_mean(values: FloatArray) -> FloatArray:
     return np.where(unknown, 1.0 if unknown.all() else float(values[~unknown].mean()), values)
 
 
-def optimal_distribution(importance: FloatArray, seconds: FloatArray, rho: float) -> FloatArray:
+def _optimal_distribution(importance: FloatArray, seconds: FloatArray, rho: float) -> FloatArray:
     r"""Return p that minimises :math:`\rho \sum p_k t_k + (1 - \rho) \sum a_k^2 / p_k`.
 
     t are the seconds divided by their mean, a the importances divided by their sum. If all importances are zero, they
     count as equal.
 
-    >>> optimal_distribution(np.array([1.0, 1.0]), np.array([1.0, 3.0]), rho=0.5).round(3)
+    >>> _optimal_distribution(np.array([1.0, 1.0]), np.array([1.0, 3.0]), rho=0.5).round(3)
     array([0.613, 0.387])
     """
     total, mean = float(importance.sum()), float(seconds.mean())
@@ -173,10 +170,10 @@ def optimal_distribution(importance: FloatArray, seconds: FloatArray, rho: float
     return np.asarray(p / p.sum())
 
 
-def raj_weights(p: FloatArray) -> FloatArray:
+def _raj_weights(p: FloatArray) -> FloatArray:
     """(m,) weights of m clients that were drawn one by one, with first-draw probabilities p (m,).
 
-    >>> raj_weights(np.array([0.5, 0.25]))
+    >>> _raj_weights(np.array([0.5, 0.25]))
     array([1.5, 1. ])
     """
     m = len(p)

@@ -23,7 +23,7 @@ _MAX_NORM = 1e100  # larger norms are clipped, so that their sums stay finite
 
 
 @dataclass(frozen=True)
-class NormState:
+class _NormState:
     """The norm of each client's last update."""
 
     norm: FloatArray = per_client()  # (N,) NaN before the client's first report
@@ -31,7 +31,7 @@ class NormState:
 
 @register("gradnorm")
 @dataclass(frozen=True, kw_only=True)
-class GradNorm(Selector[NormState]):
+class GradNorm(Selector[_NormState]):
     r"""Draw clients with probabilities in proportion to the norm of their updates ([Chen2020]_, Algorithm 1).
 
     Client i takes part with probability
@@ -73,6 +73,9 @@ class GradNorm(Selector[NormState]):
     (np.int64(0), array([1., 2.]), array([1. , 0.5, 0.5]))
     """
 
+    requires = frozenset({Signal.SIZES, Signal.UPDATE_NORM})
+    aggregator = "inverse-probability"
+
     picks_by: ClassVar[str] = "Clients are drawn at random, and the score is the probability of being in the cohort."
     part_meanings: ClassVar[Mapping[str, str]] = {
         "norm": "length of its last update",
@@ -91,23 +94,13 @@ class GradNorm(Selector[NormState]):
         "least size times norm, as a share of the mean; limits the weights of rarely drawn clients",
     )
 
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Data sizes and the norms of updates."""
-        return frozenset({Signal.SIZES, Signal.UPDATE_NORM})
-
-    @property
-    def aggregator(self) -> str:
-        """The aggregator that does not divide by the sum of the weights."""
-        return "inverse-probability"
-
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> NormState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _NormState:
         """Start without norms."""
-        return NormState(np.full(clients.n, np.nan))
+        return _NormState(np.full(clients.n, np.nan))
 
     def select(
-        self, state: NormState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, NormState]:
+        self, state: _NormState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _NormState]:
         """Turn norms into probabilities and draw by them."""
         norm = slate.of_candidates(state.norm)
         unknown = np.isnan(norm)
@@ -134,8 +127,8 @@ class GradNorm(Selector[NormState]):
         )
         return cohort, state
 
-    def update(self, state: NormState, outcome: Outcome) -> NormState:
+    def update(self, state: _NormState, outcome: Outcome) -> _NormState:
         """Remember the norms of the clients that trained."""
         norm = state.norm.copy()
         norm[outcome.clients[outcome.ok]] = np.clip(outcome[Signal.UPDATE_NORM][outcome.ok], 0.0, _MAX_NORM)
-        return NormState(norm)
+        return _NormState(norm)

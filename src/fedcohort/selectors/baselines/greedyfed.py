@@ -22,18 +22,18 @@ from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, pe
 from fedcohort.core.signals import OnServer, Signal, Utility
 from fedcohort.core.top import top_k
 
-TRUNCATION = 1e-4  # a smaller difference of utility counts as none
-MAX_ORDERS = 50  # per member
-MIN_ORDERS = 20  # before the values may count as settled
+_TRUNCATION = 1e-4  # a smaller difference of utility counts as none
+_MAX_ORDERS = 50  # per member
+_MIN_ORDERS = 20  # before the values may count as settled
 _WINDOW, _SETTLED = 10, 0.01  # settled: the mean change over the last 10 orders is below 1%
 
 
-def gtg_shapley(utility: Utility, members: int, rng: np.random.Generator) -> FloatArray:
+def _gtg_shapley(utility: Utility, members: int, rng: np.random.Generator) -> FloatArray:
     """Estimate the Shapley value of each member of a coalition from permutations ([Liu2022]_).
 
     The value of member i is the mean, over all orders in which members may join, of what i adds to the members before
     it. Orders are drawn in cycles in which every member is first once. Two truncations save work. If all members
-    together change the utility by less than :data:`TRUNCATION`, all values are 0. Once the members that have joined are
+    together change the utility by less than ``_TRUNCATION``, all values are 0. Once the members that have joined are
     worth as much as all members, the rest of that order adds nothing. Drawing ends when the values settle: when their
     mean change over the last 10 orders is below 1% of their mean size, but after at most 50 orders per member. No
     coalition is evaluated twice. With up to seven members, evaluating all coalitions is no more work than twenty
@@ -58,7 +58,7 @@ def gtg_shapley(utility: Utility, members: int, rng: np.random.Generator) -> Flo
 
     >>> def utility(coalitions):
     ...     return 1.0 * coalitions[:, 0] + coalitions[:, 1] + 4.0 * (coalitions[:, 0] & coalitions[:, 1])
-    >>> gtg_shapley(utility, 4, np.random.default_rng(0)).round(3)
+    >>> _gtg_shapley(utility, 4, np.random.default_rng(0)).round(3)
     array([3., 3., 0., 0.])
     """
     if members == 0:
@@ -67,9 +67,9 @@ def gtg_shapley(utility: Utility, members: int, rng: np.random.Generator) -> Flo
     first, last = (float(value) for value in utility(np.concatenate([nobody, everybody])))
     if members == 1:
         return np.array([last - first])
-    if abs(last - first) < TRUNCATION:  # the paper's truncation between rounds
+    if abs(last - first) < _TRUNCATION:  # the paper's truncation between rounds
         return np.zeros(members)
-    if 2**members <= MIN_ORDERS * members:
+    if 2**members <= _MIN_ORDERS * members:
         return _exact_shapley(utility, members)
     return _from_orders(utility, members, rng, {nobody.tobytes(): first, everybody.tobytes(): last}, first, last)
 
@@ -83,7 +83,7 @@ def _from_orders(
     """
     total, drawn = np.zeros(members), 0
     recent: list[FloatArray] = []  # the estimates after the last orders
-    while drawn < MAX_ORDERS * members:
+    while drawn < _MAX_ORDERS * members:
         # Guided sampling: the first places matter most, and every member has them equally often.
         others = (rng.permutation(np.delete(np.arange(members), i)) for i in range(members))
         orders = np.stack([np.concatenate([[i], rest]) for i, rest in enumerate(others)])
@@ -93,7 +93,7 @@ def _from_orders(
             recent = [*recent[-_WINDOW:], total / drawn]
         now = recent[-1]
         change = np.mean([np.abs(before - now).mean() for before in recent[:-1]])
-        if drawn >= MIN_ORDERS and change < _SETTLED * np.abs(now).mean():
+        if drawn >= _MIN_ORDERS and change < _SETTLED * np.abs(now).mean():
             break
     return np.asarray(total / drawn)
 
@@ -121,7 +121,7 @@ def _gains(orders: IntArray, utility: Utility, known: dict[bytes, float], first:
     rows = np.arange(count)
     for step in range(members):
         joined[rows, orders[:, step]] = True
-        unfinished = np.flatnonzero(np.abs(last - before) >= TRUNCATION)  # the paper's truncation within an order
+        unfinished = np.flatnonzero(np.abs(last - before) >= _TRUNCATION)  # the paper's truncation within an order
         new = {joined[row].tobytes(): joined[row] for row in unfinished if joined[row].tobytes() not in known}
         if new:
             values = utility(np.stack(list(new.values())))
@@ -136,7 +136,7 @@ def _gains(orders: IntArray, utility: Utility, known: dict[bytes, float], first:
 SHAPLEY_VALUE = Signal(
     "shapley-value",
     meaning="Shapley value of the client's model in the round's average, by the loss on the server's own samples",
-    how=OnServer(gtg_shapley, stream="shapley"),
+    how=OnServer(_gtg_shapley, stream="shapley"),
     supplied_by="in the simulator set scenario.server_validation; Flower does not supply it",
 )
 
@@ -187,6 +187,8 @@ class GreedyFed(Selector[_ShapleyState]):
     ('1', '3')
     """
 
+    requires = frozenset({SHAPLEY_VALUE})
+
     picks_by: ClassVar[str] = (
         "Clients that were never asked come first. Then those with the highest value are picked; ties are broken at"
         " random."
@@ -204,11 +206,6 @@ class GreedyFed(Selector[_ShapleyState]):
         Optional(Interval(float, 0, 1, "left")),
         "weight of the past in an exponential mean of values (alpha); None: the plain mean",
     )
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Shapley values of the cohort's models."""
-        return frozenset({SHAPLEY_VALUE})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> _ShapleyState:
         """Start with no client asked."""

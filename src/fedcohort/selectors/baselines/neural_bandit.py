@@ -128,7 +128,8 @@ class NeuralBandit(ContextualBandit[_NeuralState]):
         rng: np.random.Generator,
     ) -> tuple[FloatArray, dict[str, FloatArray], _NeuralState]:
         """Return U of every candidate."""
-        features = forward(state.first, state.second, network_input(np.stack(list(context.values()), axis=1))).features
+        x = _network_input(np.stack(list(context.values()), axis=1))
+        features = _forward(state.first, state.second, x).features
         promise = features @ solution(state.gram, state.moment)
         square = np.einsum("ij,ij->i", features @ np.linalg.inv(state.gram), features)
         bonus = self.exploration * np.sqrt(np.maximum(square, 0.0))
@@ -138,8 +139,8 @@ class NeuralBandit(ContextualBandit[_NeuralState]):
     def learn(self, state: _NeuralState, clients: IntArray, context: FloatArray, rewards: FloatArray) -> _NeuralState:
         """Add the observations to the last layer and the memory; train the network every ``interval`` rounds."""
         context, rewards = context[-self.memory :], rewards[-self.memory :]
-        x = network_input(context)
-        features = forward(state.first, state.second, x).features
+        x = _network_input(context)
+        features = _forward(state.first, state.second, x).features
         gram, moment = add_observations(state.gram, state.moment, features, rewards)
         inputs, targets = state.inputs.copy(), state.targets.copy()
         at = (state.stored + np.arange(len(x))) % self.memory
@@ -149,7 +150,7 @@ class NeuralBandit(ContextualBandit[_NeuralState]):
         if state.rounds % self.interval == 0 and stored:
             known = min(stored, self.memory)
             theta = solution(gram, moment)
-            first, second = train_network(first, second, theta, inputs[:known], targets[:known], self.steps, self.rate)
+            first, second = _train_network(first, second, theta, inputs[:known], targets[:known], self.steps, self.rate)
         return dataclasses.replace(
             state,
             first=first,
@@ -169,10 +170,10 @@ class _Layers(NamedTuple):
     features: FloatArray  # (n, h) phi
 
 
-def network_input(context: FloatArray) -> FloatArray:
+def _network_input(context: FloatArray) -> FloatArray:
     """Return contexts (n, d) with a constant 1, scaled to norm 1: (n, d + 1).
 
-    >>> network_input(np.array([[0.0, 0.0], [2.0, 2.0]]))
+    >>> _network_input(np.array([[0.0, 0.0], [2.0, 2.0]]))
     array([[0.        , 0.        , 1.        ],
            [0.66666667, 0.66666667, 0.33333333]])
     """
@@ -180,29 +181,29 @@ def network_input(context: FloatArray) -> FloatArray:
     return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
-def forward(first: FloatArray, second: FloatArray, x: FloatArray) -> _Layers:
+def _forward(first: FloatArray, second: FloatArray, x: FloatArray) -> _Layers:
     """Return the layers of the network for inputs (n, d + 1)."""
     hidden = np.maximum(x @ first.T, 0.0)
     return _Layers(hidden, np.maximum(hidden @ second.T, 0.0))
 
 
-def gradients(
+def _gradients(
     first: FloatArray, second: FloatArray, theta: FloatArray, x: FloatArray, target: FloatArray
 ) -> tuple[float, FloatArray, FloatArray]:
     """Return the mean of (theta' phi(x) - r)^2 / 2 and its gradients with respect to W_1 and W_2."""
-    hidden, features = forward(first, second, x)
+    hidden, features = _forward(first, second, x)
     error = features @ theta - target
     top = (error[:, None] * theta) * (features > 0)  # (n, h) gradient with respect to the second layer's input
     bottom = (top @ second) * (hidden > 0)
     return float((error**2).mean() / 2), bottom.T @ x / len(x), top.T @ hidden / len(x)
 
 
-def train_network(
+def _train_network(
     first: FloatArray, second: FloatArray, theta: FloatArray, x: FloatArray, target: FloatArray, steps: int, rate: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return W_1 and W_2 after gradient steps on the observations."""
     for _ in range(steps):
-        _, by_first, by_second = gradients(first, second, theta, x, target)
+        _, by_first, by_second = _gradients(first, second, theta, x, target)
         length = float(np.sqrt((by_first**2).sum() + (by_second**2).sum()))
         step = rate * min(1.0, _LONGEST_GRADIENT / length) if length > 0 else 0.0
         first, second = first - step * by_first, second - step * by_second

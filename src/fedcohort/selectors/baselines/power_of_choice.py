@@ -41,6 +41,8 @@ class PowerOfChoice(Stateless):
     array([3])
     """
 
+    requires = frozenset({Signal.SIZES, Signal.LOSS_QUERY})
+
     one_at_a_time = True
     picks_by: ClassVar[str] = (
         "Some clients are drawn at random and asked for their loss. Those with the highest losses are picked. "
@@ -56,11 +58,6 @@ class PowerOfChoice(Stateless):
     }
 
     d: int | None = param(None, Optional(Interval(int, 1, None)), "clients asked per round (d); None: twice the cohort")
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Data sizes, and losses on demand."""
-        return frozenset({Signal.SIZES, Signal.LOSS_QUERY})
 
     def query(self, state: NoState, slate: Slate, rng: np.random.Generator) -> Query:
         """Ask d clients for their losses, drawn in proportion to size."""

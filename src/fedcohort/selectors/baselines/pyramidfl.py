@@ -62,6 +62,8 @@ class PyramidFL(Guidance, Selector[_PyramidState]):
     4.0
     """
 
+    requires = frozenset({Signal.SIZES, Signal.LOSS_RMS, Signal.DURATION})
+
     part_meanings: ClassVar[Mapping[str, str]] = {**Guidance.part_meanings, "seconds": "how long it took"}
 
     checked_params: ClassVar[ParamSets] = {
@@ -71,11 +73,6 @@ class PyramidFL(Guidance, Selector[_PyramidState]):
     }
 
     most_extra: float = param(10.0, Interval(float, 0, 999), "most extra work, as a multiple of the usual work (e)")
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """What Oort needs, and always durations."""
-        return frozenset({Signal.SIZES, Signal.LOSS_RMS, Signal.DURATION})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> _PyramidState:
         """Start with no client explored."""

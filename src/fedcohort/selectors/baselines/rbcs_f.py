@@ -21,7 +21,7 @@ from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 
-BLOCK = 4096
+_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,8 @@ class RbcsF(Selector[_QueueState]):
     True
     """
 
+    requires = frozenset({Signal.DURATION})
+
     picks_by: ClassVar[str] = (
         "The cohort weighs what clients are owed against its slowest member, so a client that is owed little may "
         "join slower ones."
@@ -99,11 +101,6 @@ class RbcsF(Selector[_QueueState]):
     exploration: float = param(0.2, Interval(float, 0, None), "width of the bounds on durations (alpha)")
     ridge: float = param(0.1, Interval(float, 0, None, "neither"), "regularisation of the estimates (lambda)")
 
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Durations."""
-        return frozenset({Signal.DURATION})
-
     def init(self, clients: ClientTable, rng: np.random.Generator) -> _QueueState:
         """Start with empty queues."""
         zeros = np.zeros(clients.n)
@@ -117,7 +114,7 @@ class RbcsF(Selector[_QueueState]):
         estimate, width = (slate.of_candidates(a) for a in self.durations(state, warm))
         bound = np.maximum(estimate - self.exploration * width, 0.0)
         owed = slate.of_candidates(state.queue)
-        picks = quickest_fair(self.speed * bound, owed, slate.size, rng)
+        picks = _quickest_fair(self.speed * bound, owed, slate.size, rng)
         clients = slate.candidates[picks]
         queue, last, context = state.queue.copy(), state.last.copy(), state.warm.copy()
         queue[slate.candidates] += self.fairness * slate.size / len(slate.candidates)
@@ -162,13 +159,13 @@ class RbcsF(Selector[_QueueState]):
         return (constant + warm * change) / scale, np.sqrt(np.maximum(variance, 0.0))
 
 
-def quickest_fair(cost: FloatArray, owed: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
+def _quickest_fair(cost: FloatArray, owed: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
     """Return the ``size`` positions that minimise the largest cost minus the sum of ``owed``; ties at random.
 
     In ascending order of cost, the best group with a given largest cost has the largest debts so far, so one pass with
     a heap sees all such groups. Blocks without a debt larger than the smallest in the heap are skipped.
 
-    >>> quickest_fair(np.array([1.0, 1.0, 9.0]), np.array([0.0, 1.0, 20.0]), 2, np.random.default_rng(0))
+    >>> _quickest_fair(np.array([1.0, 1.0, 9.0]), np.array([0.0, 1.0, 20.0]), 2, np.random.default_rng(0))
     array([1, 2])
     """
     order = rng.permutation(len(cost))
@@ -178,8 +175,8 @@ def quickest_fair(cost: FloatArray, owed: FloatArray, size: int, rng: np.random.
     total = float(debts[:size].sum())
     best, group = float(costs[size - 1]) - total, list(heap)
     heapq.heapify(heap)
-    for start in range(size, len(order), BLOCK):
-        block = slice(start, start + BLOCK)
+    for start in range(size, len(order), _BLOCK):
+        block = slice(start, start + _BLOCK)
         for i in (start + np.flatnonzero(debts[block] > heap[0][0])).tolist():
             debt = float(debts[i])
             if debt > heap[0][0]:

@@ -124,7 +124,7 @@ class RestlessBandit(ContextualBandit[_RestlessState]):
         rng: np.random.Generator,
     ) -> tuple[FloatArray, dict[str, FloatArray], _RestlessState]:
         """Return the expected rewards under the next state's distribution; zeros in a round that explores."""
-        following = next_distribution(state.transitions, state.at)
+        following = _next_distribution(state.transitions, state.at)
         theta = following @ np.stack([solution(g, b) for g, b in zip(state.gram, state.moment, strict=True)])
         parts = {name: theta[j] * column for j, (name, column) in enumerate(context.items())}
         for s, chance in enumerate(following.tolist()):
@@ -144,7 +144,7 @@ class RestlessBandit(ContextualBandit[_RestlessState]):
         mean_reward = float(rewards.mean())
         now = self.states // 2
         if state.heard:
-            now = state_of(mean_reward, state.pay_mean, state.pay_variance, self.states)
+            now = _state_of(mean_reward, state.pay_mean, state.pay_variance, self.states)
         transitions = state.transitions.copy()
         if state.at >= 0:
             transitions[state.at, now] += 1
@@ -164,10 +164,10 @@ class RestlessBandit(ContextualBandit[_RestlessState]):
         )
 
 
-def next_distribution(transitions: FloatArray, at: int) -> FloatArray:
+def _next_distribution(transitions: FloatArray, at: int) -> FloatArray:
     """Return the distribution (S,) of the state after ``at``, with one added to every count; uniform if ``at`` is -1.
 
-    >>> next_distribution(np.array([[3.0, 1.0], [0.0, 0.0]]), 0)
+    >>> _next_distribution(np.array([[3.0, 1.0], [0.0, 0.0]]), 0)
     array([0.66666667, 0.33333333])
     """
     count = len(transitions)
@@ -175,10 +175,10 @@ def next_distribution(transitions: FloatArray, at: int) -> FloatArray:
     return np.asarray(row / row.sum())
 
 
-def state_of(reward: float, mean: float, variance: float, states: int) -> int:
+def _state_of(reward: float, mean: float, variance: float, states: int) -> int:
     """Return which of ``states`` equally likely intervals of N(mean, variance) contains ``reward``; 0 is the lowest.
 
-    >>> [state_of(reward, 0.0, 1.0, 3) for reward in (-1.0, 0.1, 0.5)]
+    >>> [_state_of(reward, 0.0, 1.0, 3) for reward in (-1.0, 0.1, 0.5)]
     [0, 1, 2]
     """
     bounds = mean + math.sqrt(variance) * ndtri(np.arange(1, states) / states)

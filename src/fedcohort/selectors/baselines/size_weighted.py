@@ -39,6 +39,9 @@ class SizeWeighted(Stateless):
     (array([2]), array([3.]))
     """
 
+    requires = frozenset({Signal.SIZES})
+    aggregator = "mean"
+
     picks_by: ClassVar[str] = (
         "Each place is drawn at random in proportion to size. A client drawn twice counts twice. The score is the"
         " client's share of the data."
@@ -49,16 +52,6 @@ class SizeWeighted(Stateless):
 
     starves = "a client with no data is never picked"
     one_at_a_time = True
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Data sizes."""
-        return frozenset({Signal.SIZES})
-
-    @property
-    def aggregator(self) -> str:
-        """The plain mean, because sizes already count in the draw."""
-        return "mean"
 
     def select(
         self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator

@@ -185,18 +185,18 @@ class TiFL(Selector[_TierState]):
         now = np.divide(total, count, out=np.full(self.tiers, np.nan), where=count > 0)
         chance = state.chance
         if now[state.tier] >= state.before[state.tier]:  # False if one of them is unknown
-            chance = by_rank(now)
+            chance = _by_rank(now)
         return dataclasses.replace(state, chance=chance, before=now)
 
 
-def by_rank(losses: FloatArray) -> FloatArray:
+def _by_rank(losses: FloatArray) -> FloatArray:
     """(T,) probabilities that fall linearly from the largest loss to the smallest; equal losses have equal ones.
 
     A tier with an unknown loss counts as the best.
 
-    >>> by_rank(np.array([1.0, 3.0, 2.0])) * 6
+    >>> _by_rank(np.array([1.0, 3.0, 2.0])) * 6
     array([1., 3., 2.])
-    >>> by_rank(np.array([1.0, 1.0])) * 6
+    >>> _by_rank(np.array([1.0, 1.0])) * 6
     array([3., 3.])
     """
     losses = np.where(np.isnan(losses), -np.inf, losses)

@@ -15,7 +15,7 @@ from scipy.special import xlogy
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 
-BLOCK = 8_192  # rows processed at a time, so that they stay in the cache
+_BLOCK = 8_192  # rows processed at a time, so that they stay in the cache
 _TIE = 1e-12  # divergences that differ by less are equal up to rounding
 
 
@@ -97,9 +97,9 @@ class GreedyBalance:
             self.add(best)
 
     def _best(self, free: BoolArray) -> int:
-        positions = self._promising(free) if len(free) > BLOCK else np.flatnonzero(free)
-        for start in range(0, len(positions), BLOCK):
-            block = positions[start : start + BLOCK]
+        positions = self._promising(free) if len(free) > _BLOCK else np.flatnonzero(free)
+        for start in range(0, len(positions), _BLOCK):
+            block = positions[start : start + _BLOCK]
             values = divergence_from_uniform(self._rows[block] + self._sum)
             self.seen[block] = np.where(self._sizes[block] > 0, values, np.inf)
         values = self.seen[positions]
@@ -121,15 +121,15 @@ class GreedyBalance:
         np.divide(joint, total * total, out=coincidence, where=usable)
         first = int(coincidence.argmin())
         reached = float(divergence_from_uniform((self._rows[first] + self._sum)[None])[0])
-        return np.flatnonzero(coincidence <= largest_coincidence(reached + _TIE, self._rows.shape[1]) * (1 + _TIE))
+        return np.flatnonzero(coincidence <= _largest_coincidence(reached + _TIE, self._rows.shape[1]) * (1 + _TIE))
 
 
-def largest_coincidence(divergence: float, classes: int) -> float:
+def _largest_coincidence(divergence: float, classes: int) -> float:
     r"""Return the largest :math:`\sum p_b^2` of shares p whose divergence from uniform is at most ``divergence``.
 
     Shares of the form :math:`(x, y, \dots, y)` with :math:`x \ge y` attain it ([Harremoes2001]_).
 
-    >>> round(largest_coincidence(0.0, 4), 12), round(largest_coincidence(float(np.log(4)), 4), 12)
+    >>> round(_largest_coincidence(0.0, 4), 12), round(_largest_coincidence(float(np.log(4)), 4), 12)
     (0.25, 1.0)
     """
     low, high = 1.0 / classes, 1.0

@@ -26,7 +26,7 @@ from fedcohort.selectors.papers.fedcbs.selector import Weighting, draw_group, ex
 
 
 @dataclass(frozen=True)
-class BlindState:
+class _BlindState:
     """What blind Fed-CBS remembers about each client."""
 
     pulls: FloatArray = per_client()  # (N,) T_n, how often the client was selected, plus 1
@@ -36,7 +36,7 @@ class BlindState:
 
 @register("fedcbs-blind")
 @dataclass(frozen=True, kw_only=True)
-class BlindFedCBS(Selector[BlindState]):
+class BlindFedCBS(Selector[_BlindState]):
     r"""Draw balanced cohorts ([Zhang2023]_, Algorithm 1) by estimated label shares ([Chen2024]_, Eq. 6).
 
     .. math::
@@ -68,6 +68,8 @@ class BlindFedCBS(Selector[BlindState]):
     [[0, 1], [0, 1]]
     """
 
+    requires = frozenset({Signal.SIZES, Signal.OUTPUT_BIAS_UPDATE})
+
     picks_by: ClassVar[str] = (
         "The cohort is drawn at random, place by place, with better odds for clients whose estimated classes balance"
         " those drawn before. The score is the logarithm of a client's last probability."
@@ -89,18 +91,13 @@ class BlindFedCBS(Selector[BlindState]):
     beta: float = param(1.0, Interval(float, 0, None, "neither"), "growth of the exponents, beta_m = beta * m (beta_m)")
     floor: float = param(1e-20, Interval(float, 0, 1, "neither"), "least value of QCID (L_b)")
 
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Sizes, and the update of the output layer's bias."""
-        return frozenset({Signal.SIZES, Signal.OUTPUT_BIAS_UPDATE})
-
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> BlindState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _BlindState:
         """Start with T_n = 1 and no client seen."""
-        return BlindState(np.ones(clients.n), np.zeros(clients.n), np.zeros((clients.n, 0)))
+        return _BlindState(np.ones(clients.n), np.zeros(clients.n), np.zeros((clients.n, 0)))
 
     def select(
-        self, state: BlindState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, BlindState]:
+        self, state: _BlindState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _BlindState]:
         """Draw the cohort."""
         sizes = slate.of_candidates(slate.clients.sizes)
         classes = max(state.shares.shape[1], 2)
@@ -121,7 +118,7 @@ class BlindFedCBS(Selector[BlindState]):
         pulls[cohort.clients] += 1  # T_n also counts selections that fail
         return cohort, dataclasses.replace(state, pulls=pulls)
 
-    def update(self, state: BlindState, outcome: Outcome) -> BlindState:
+    def update(self, state: _BlindState, outcome: Outcome) -> _BlindState:
         """Update the estimates of the clients that delivered."""
         ok = outcome.ok
         if not ok.any():

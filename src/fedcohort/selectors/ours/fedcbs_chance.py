@@ -75,15 +75,15 @@ class FedCBSChance(FedCBS):
     def draw(self, group: ClassBalance, size: int, bonus: FloatArray, rng: np.random.Generator) -> DrawnGroup:
         """Draw, then move the group by swaps."""
         weighting = (
-            ChanceWeighting(beta=self.beta, floor=RESOLUTION, exploration=bonus)
+            _ChanceWeighting(beta=self.beta, floor=RESOLUTION, exploration=bonus)
             if self.floor == "chance"
             else Weighting(beta=self.beta, floor=self.floor, exploration=bonus)
         )
         drawn = draw_group(group, size, weighting, rng)
-        return swap_members(group, drawn, weighting, self.swaps, rng) if self.swaps else drawn
+        return _swap_members(group, drawn, weighting, self.swaps, rng) if self.swaps else drawn
 
 
-class ChanceWeighting(Weighting):
+class _ChanceWeighting(Weighting):
     """The weights of Fed-CBS, with the QCID that balanced data shows by chance as the least value."""
 
     def imbalance(self, group: ClassBalance, out: FloatArray) -> FloatArray:
@@ -91,7 +91,7 @@ class ChanceWeighting(Weighting):
         return np.maximum(group.qcid_with_each(out), group.extended_by_chance(), out=out)
 
 
-def swap_members(
+def _swap_members(
     group: ClassBalance, drawn: DrawnGroup, weighting: Weighting, swaps: int, rng: np.random.Generator
 ) -> DrawnGroup:
     r"""Move a drawn group towards :math:`P(M) \propto QCID(M)^{-\beta_M}`, one member at a time.

@@ -24,24 +24,24 @@ from fedcohort.selectors.papers.flash.selector import Flash, FlashState
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlashLevels(FlashState):
+class _FlashLevels(FlashState):
     """What FLASH knows, and the losses that the clients last reported for the model they received."""
 
     level: FloatArray = per_client()  # (N,) NaN if unknown
 
 
-def advantage(usual: FloatArray, after: FloatArray) -> FloatArray:
+def _advantage(usual: FloatArray, after: FloatArray) -> FloatArray:
     """Return how far the loss after training is below the ``usual`` loss, as a share of it; 0 where that is 0.
 
-    >>> advantage(np.array([2.0, 2.0, 0.0]), np.array([0.5, 3.0, 1.0]))
+    >>> _advantage(np.array([2.0, 2.0, 0.0]), np.array([0.5, 3.0, 1.0]))
     array([ 0.75, -0.5 ,  0.  ])
     """
     return np.divide(usual - after, usual, out=np.zeros(len(after)), where=usual > 1e-100)
 
 
-ADVANTAGE = "robust-advantage"
-OUR_READINGS = {
-    ADVANTAGE: Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, advantage),
+_ADVANTAGE = "robust-advantage"
+_OUR_READINGS = {
+    _ADVANTAGE: Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, _advantage),
     "robust-decrease": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, decrease),
     "pseudo-decrease": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, decrease),
     **READINGS,
@@ -109,10 +109,10 @@ class FlashAdvantage(Flash):
         "early stop": {"patience": 50, "ridge": 1e06, "delta": 1e-09},
     }
 
-    readings = OUR_READINGS
+    readings = _OUR_READINGS
     starves = "a client whose context promises no reward can only get the few places that are drawn from all clients"
 
-    reward: str = param(ADVANTAGE, OneOf(tuple(OUR_READINGS)), "what is rewarded (r_t)")
+    reward: str = param(_ADVANTAGE, OneOf(tuple(_OUR_READINGS)), "what is rewarded (r_t)")
     contexts: str = param(
         "last", OneOf(("last", "fresh")), "losses last reported, or asked of all candidates before every round"
     )
@@ -129,21 +129,21 @@ class FlashAdvantage(Flash):
         0.1, Interval(float, 0, 1), "probability that a place of the cohort is drawn from all clients"
     )
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> FlashLevels:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _FlashLevels:
         """Start as FLASH does, without losses."""
-        return FlashLevels(**vars(super().init(clients, rng)), level=np.full(clients.n, np.nan))
+        return _FlashLevels(**vars(super().init(clients, rng)), level=np.full(clients.n, np.nan))
 
     def rewards(self, state: FlashState, before: FloatArray, after: FloatArray, tau: FloatArray) -> FloatArray:
         """Compare with the federation's mean loss instead of the client's own, if ``reward`` is the advantage."""
-        if self.reward == ADVANTAGE:
-            assert isinstance(state, FlashLevels)
+        if self.reward == _ADVANTAGE:
+            assert isinstance(state, _FlashLevels)
             known = state.level[np.isfinite(state.level)]
             before = np.full(len(after), np.clip(known, -1e100, 1e100).mean() if len(known) else 0.0)
         return super().rewards(state, before, after, tau)
 
     def update(self, state: FlashState, outcome: Outcome) -> FlashState:
         """Remember the losses of the received model, then learn as FLASH does."""
-        assert isinstance(state, FlashLevels)
+        assert isinstance(state, _FlashLevels)
         usable = self.usable(outcome)
         level = state.level.copy()
         level[outcome.clients[usable]] = outcome[self._reading.before][usable]

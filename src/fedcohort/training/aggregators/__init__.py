@@ -44,24 +44,21 @@ from fedcohort.training.aggregators.base import (
     fitting,
 )
 from fedcohort.training.aggregators.distillation import FedDf, Rhfl
-from fedcohort.training.aggregators.fedau import FedAu, ParticipationGaps
-from fedcohort.training.aggregators.fedawe import EchoedModels, FedAwe
-from fedcohort.training.aggregators.fedbio import Cleaning, FedBio
+from fedcohort.training.aggregators.fedau import FedAu
+from fedcohort.training.aggregators.fedawe import FedAwe
+from fedcohort.training.aggregators.fedbio import FedBio
 from fedcohort.training.aggregators.fednova import FedNova
-from fedcohort.training.aggregators.fedopt import FedAdam, FedAvgM, FedYogi, Moments
-from fedcohort.training.aggregators.last_updates import FedVarp, LastUpdates, Mifa
+from fedcohort.training.aggregators.fedopt import FedAdam, FedAvgM, FedYogi
+from fedcohort.training.aggregators.last_updates import FedVarp, Mifa
 from fedcohort.training.aggregators.linear import FedAvg, FedAvgWithAbsent, FedPdp, FedProx, InverseProbability, Mean
 from fedcohort.training.aggregators.robust import Krum, Median, MultiKrum, TrimmedMean
-from fedcohort.training.aggregators.scaffold import ControlVariates, Scaffold
+from fedcohort.training.aggregators.scaffold import Scaffold
 
 __all__ = [
     "AGGREGATORS",
     "Aggregator",
-    "Cleaning",
     "Combined",
-    "ControlVariates",
     "Corrections",
-    "EchoedModels",
     "FedAdam",
     "FedAsync",
     "FedAu",
@@ -80,17 +77,14 @@ __all__ = [
     "FedYogi",
     "InverseProbability",
     "Krum",
-    "LastUpdates",
     "Mean",
     "Median",
     "Members",
     "Memory",
     "Mifa",
     "Mix",
-    "Moments",
     "MultiKrum",
     "OwnModels",
-    "ParticipationGaps",
     "Rhfl",
     "Scaffold",
     "Server",

@@ -25,10 +25,10 @@ _POSITIVE = Interval(float, 0, None, "neither")
 _EXPONENT = Interval(float, 0, None)
 
 
-def hinge(staleness: FloatArray, slope: float, limit: float) -> FloatArray:
+def _hinge(staleness: FloatArray, slope: float, limit: float) -> FloatArray:
     r"""Return :math:`1` up to a staleness of b, and :math:`1 / (a (\tau - b) + 1)` beyond ([Xie2019]_, Section 6.3).
 
-    >>> hinge(np.array([0.0, 4.0, 5.0]), slope=10.0, limit=4.0).round(3)
+    >>> _hinge(np.array([0.0, 4.0, 5.0]), slope=10.0, limit=4.0).round(3)
     array([1.   , 1.   , 0.091])
     """
     late = np.maximum(staleness - limit, 0.0)
@@ -97,7 +97,7 @@ class FedAsync(WeightedSum):
         if self.discount == "constant":
             return np.ones(len(staleness))
         if self.discount == "hinge":
-            return hinge(staleness, self.slope, self.limit)
+            return _hinge(staleness, self.slope, self.limit)
         return polynomial(staleness, self.exponent)
 
 

@@ -27,7 +27,7 @@ _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's defaults
 _MIN_LOSS = 1e-8  # keeps the quality 1 / L finite for a client that has memorised its data
 
 
-def distil(model: Any, targets: Any, server: Server, *, steps: int, batch_size: int, rate: float) -> Any:
+def _distil(model: Any, targets: Any, server: Server, *, steps: int, batch_size: int, rate: float) -> Any:
     r"""Return the student (P,) after ``steps`` of Adam on :math:`KL(t \,\|\, \sigma(f(w, x)))`.
 
     The step size falls from ``rate`` to 0 along a cosine, :math:`\frac{rate}{2} (1 + \cos(\pi j / steps))` in step j.
@@ -50,7 +50,7 @@ def distil(model: Any, targets: Any, server: Server, *, steps: int, batch_size: 
     return model
 
 
-def confidences(before: FloatArray, after: FloatArray, impact: float) -> FloatArray:
+def _confidences(before: FloatArray, after: FloatArray, impact: float) -> FloatArray:
     r"""Return RHFL's client confidences, (k,) summing to 1 ([Fang2022]_, client confidence re-weighting).
 
     Label quality :math:`Q_k = 1 / L_k` times learning efficiency :math:`P_k`, the drop of the loss in local training,
@@ -66,7 +66,7 @@ def confidences(before: FloatArray, after: FloatArray, impact: float) -> FloatAr
 
     Examples
     --------
-    >>> confidences(np.array([2.0, 2.0]), np.array([1.0, 2.0]), np.log(3.0)).round(6)
+    >>> _confidences(np.array([2.0, 2.0]), np.array([1.0, 2.0]), np.log(3.0)).round(6)
     array([0.75, 0.25])
     """
     with np.errstate(invalid="ignore"):
@@ -109,7 +109,7 @@ class _Distilled(Aggregator):
         student = average(weights, models)
         if len(members) > 1 and self.steps:
             targets = self._targets(server.logits(models), members, weights)
-            student = distil(student, targets, server, steps=self.steps, batch_size=self.batch_size, rate=self.rate)
+            student = _distil(student, targets, server, steps=self.steps, batch_size=self.batch_size, rate=self.rate)
         return Combined(student, weights)
 
 
@@ -138,7 +138,7 @@ class Rhfl(_Distilled):
     r"""RHFL: mean and distillation, both weighted by the confidence in each client ([Fang2022]_).
 
     RHFL has three parts, of which two are implemented here. *Client confidence re-weighting*: see
-    :func:`confidences`. *Alignment on public data*: the student makes ``steps`` steps on
+    :func:`_confidences`. *Alignment on public data*: the student makes ``steps`` steps on
     :math:`\sum_k W_k KL(\sigma(f(w_k, x)) \,\|\, \sigma(f(w, x)))`, whose gradient is that of the cross-entropy with
     the mixture :math:`\sum_k W_k \sigma(f(w_k, x))`. The *symmetric loss* belongs to local training:
     ``local = {loss = "robust", robust_alpha = 0}`` is cross-entropy plus reverse cross-entropy with log 0 = -4. The
@@ -151,19 +151,16 @@ class Rhfl(_Distilled):
     cohort), all confidences are equal. A ``robust_alpha`` other than 0 adds FLASH's pseudo-labels to the losses.
     """
 
+    requires = frozenset({Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER})
+
     steps: int = param(1, Interval(int, 0, None), "steps of alignment on public data a round")
     impact: float = param(0.5, Interval(float, 0, None), "how much confidences differ (eta)")
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Robust losses at the received model and after training."""
-        return frozenset({Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER})
 
     def _weights(self, members: Members) -> FloatArray:
         if not self.requires <= members.metrics.keys():
             return members.by_count
         losses = members.metrics[Signal.ROBUST_LOSS], members.metrics[Signal.ROBUST_LOSS_AFTER]
-        weights = confidences(*losses, self.impact) * members.multiplicity
+        weights = _confidences(*losses, self.impact) * members.multiplicity
         return np.asarray(weights / weights.sum())
 
     def _targets(self, logits: Any, members: Members, weights: FloatArray) -> Any:

@@ -17,7 +17,7 @@ from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combine
 from fedcohort.training.arithmetic import average
 
 
-class ParticipationGaps(Memory):
+class _ParticipationGaps(Memory):
     """The intervals between the rounds in which each client takes part, as three numbers per client.
 
     Attributes
@@ -97,15 +97,15 @@ class FedAu(Aggregator):
     global_rate: float = param(1.0, Interval(float, 0, None, "neither"), "global step size (eta)")
     weighting: str = param("count", OneOf(("count", "size")), "clients count equally (the paper) or by their samples")
 
-    def memory(self, federation: int, model: Any) -> ParticipationGaps:
+    def memory(self, federation: int, model: Any) -> _ParticipationGaps:
         """Return a memory without intervals."""
-        return ParticipationGaps(federation)
+        return _ParticipationGaps(federation)
 
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Add the updates, each weighted by how rarely its client takes part."""
-        memory = self._own(memory, ParticipationGaps)
+        memory = self._own(memory, _ParticipationGaps)
         rarity = memory.weights(members.clients, members.round, self.cutoff)
         _, place, answers = np.unique(members.clients, return_inverse=True, return_counts=True)
         weights = self.global_rate * rarity * members.shares_by(self.weighting) / answers[place]

@@ -19,7 +19,7 @@ from fedcohort.training.aggregators.client_rows import ClientRows
 from fedcohort.training.arithmetic import as_like, average
 
 
-class EchoedModels(OwnModels):
+class _EchoedModels(OwnModels):
     """The model that each client received when it last took part, and the round of that."""
 
     def __init__(self, federation: int, model: Any) -> None:
@@ -86,15 +86,15 @@ class FedAwe(Aggregator):
     own_models: ClassVar[bool] = True
     global_rate: float = param(1.0, Interval(float, 0, None, "neither"), "global step size (eta_g)")
 
-    def memory(self, federation: int, model: Any) -> EchoedModels:
+    def memory(self, federation: int, model: Any) -> _EchoedModels:
         """Give every client the initial model."""
-        return EchoedModels(federation, model)
+        return _EchoedModels(federation, model)
 
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Average the clients' own models, each moved by its update times the rounds since the client took part."""
-        memory = self._own(memory, EchoedModels)
+        memory = self._own(memory, _EchoedModels)
         weights = members.by_count
         echoes = self.global_rate * memory.missed(members.clients, members.round)
         starts = memory.starts(members.clients)

@@ -23,12 +23,12 @@ def _norm(vector: Any) -> float:
     return float((vector * vector).sum() ** 0.5)
 
 
-def sigmoid(values: FloatArray) -> FloatArray:
+def _sigmoid(values: FloatArray) -> FloatArray:
     """Return 1 / (1 + exp(-x)) without overflow for any x."""
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * values)))
 
 
-class Cleaning(Memory):
+class _Cleaning(Memory):
     """The upper variables x (N,), one per client, and the direction u (P,)."""
 
     saved = ("upper", "direction")
@@ -68,22 +68,22 @@ class FedBio(Aggregator):
     upper_rate: float = param(100.0, Interval(float, 0, None), "step size of the upper variables (gamma)")
     tau: float = param(0.1, Interval(float, 0, None, "neither"), "step size of the direction (tau)")
 
-    def memory(self, federation: int, model: Any) -> Cleaning:
+    def memory(self, federation: int, model: Any) -> _Cleaning:
         """Return a memory with equal upper variables and a direction of zero."""
-        return Cleaning(federation, model)
+        return _Cleaning(federation, model)
 
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Update the direction and the upper variables, then average by them."""
         server = self._server(server)
-        memory = self._own(memory, Cleaning)
+        memory = self._own(memory, _Cleaning)
         memory.direction = self._direction(memory.direction, old, server)
         before = memory.upper[members.clients]
         rates = np.where(members.rates > 0, members.rates, 1.0)  # a client without steps has no update to divide
         along = np.array([float(((old - model) * memory.direction).sum()) for model in models]) / rates
         weights = self._weights(members, before)
-        descent = weights * (1.0 - sigmoid(before)) * (along - weights @ along)
+        descent = weights * (1.0 - _sigmoid(before)) * (along - weights @ along)
         np.add.at(memory.upper, members.clients, self.upper_rate * descent)  # a client may have answered twice
         weights = self._weights(members, memory.upper[members.clients])
         return Combined(old + average(weights, models - old), weights)
@@ -106,5 +106,5 @@ class FedBio(Aggregator):
 
     @staticmethod
     def _weights(members: Members, upper: FloatArray) -> FloatArray:
-        raw = members.by_size * np.maximum(sigmoid(upper), 1e-12)  # if all are 0, clients count by size
+        raw = members.by_size * np.maximum(_sigmoid(upper), 1e-12)  # if all are 0, clients count by size
         return np.asarray(raw / raw.sum())

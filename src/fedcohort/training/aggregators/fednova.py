@@ -13,15 +13,15 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.training.aggregators.base import AGGREGATORS, Members, Mix, WeightedSum
 
 
-def normaliser(steps: FloatArray, momentum: float) -> FloatArray:
+def _normaliser(steps: FloatArray, momentum: float) -> FloatArray:
     r"""||a_i||_1, the weight that ``steps`` SGD steps give to their gradients, (k,).
 
     Without momentum it is the number of steps; with momentum rho it is
     :math:`[\tau - \rho (1 - \rho^\tau) / (1 - \rho)] / (1 - \rho)`.
 
-    >>> normaliser(np.array([3.0]), 0.0)
+    >>> _normaliser(np.array([3.0]), 0.0)
     array([3.])
-    >>> normaliser(np.array([2.0]), 0.5)  # 1 + (1 + 0.5)
+    >>> _normaliser(np.array([2.0]), 0.5)  # 1 + (1 + 0.5)
     array([2.5])
     """
     if momentum == 0.0:
@@ -42,7 +42,7 @@ class FedNova(WeightedSum):
 
     def mix(self, members: Members) -> Mix:
         """Weights tau_eff p_k / a_k; the old model gets the rest."""
-        scale = normaliser(members.steps, members.momentum)
+        scale = _normaliser(members.steps, members.momentum)
         p = np.where(scale > 0, members.by_size, 0.0)
         if p.sum() <= 0:
             return Mix(np.zeros_like(p), 1.0)

@@ -22,7 +22,7 @@ _WEIGHTING = OneOf(("size", "count"))
 _EXPONENT = Interval(float, 0, None)
 
 
-class Momentum(Memory):
+class _Momentum(Memory):
     """The running mean of updates, ``first`` (P,)."""
 
     saved: ClassVar[tuple[str, ...]] = ("first",)
@@ -31,7 +31,7 @@ class Momentum(Memory):
         self.first = zeros(model)
 
 
-class Moments(Momentum):
+class _Moments(_Momentum):
     """The running means of updates and of their squares, ``second`` (P,)."""
 
     saved = ("first", "second")
@@ -66,15 +66,15 @@ class FedAvgM(Aggregator):
         """Whether it discounts stale updates: if ``exponent`` is not 0."""
         return self.exponent > 0
 
-    def memory(self, federation: int, model: Any) -> Momentum:
+    def memory(self, federation: int, model: Any) -> _Momentum:
         """Return a momentum of zero."""
-        return Momentum(model)
+        return _Momentum(model)
 
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the momentum."""
-        memory = self._own(memory, Momentum)
+        memory = self._own(memory, _Momentum)
         weights = members.weights_by(self.weighting, self.exponent)
         memory.first = self.beta * memory.first + average(weights, models - old)
         return Combined(old + self.global_rate * memory.first, weights)
@@ -96,9 +96,9 @@ class _Adaptive(Aggregator):
         """Whether it discounts stale updates: if ``exponent`` is not 0."""
         return self.exponent > 0
 
-    def memory(self, federation: int, model: Any) -> Moments:
+    def memory(self, federation: int, model: Any) -> _Moments:
         """Return a first moment of zero and a second one of tau squared."""
-        return Moments(model, self.tau**2)
+        return _Moments(model, self.tau**2)
 
     @abstractmethod
     def _second(self, before: Any, square: Any) -> Any:
@@ -108,7 +108,7 @@ class _Adaptive(Aggregator):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the first moment, each coordinate divided by the root of its second moment."""
-        memory = self._own(memory, Moments)
+        memory = self._own(memory, _Moments)
         weights = members.weights_by(self.weighting, self.exponent)
         update = average(weights, models - old)
         memory.first = self.beta1 * memory.first + (1.0 - self.beta1) * update

@@ -25,7 +25,7 @@ from fedcohort.training.arithmetic import average, zeros
 _WEIGHTING = OneOf(("count", "size"))
 
 
-class LastUpdates(Memory):
+class _LastUpdates(Memory):
     """The last update y_i of every client that took part, and their mean over all N clients."""
 
     saved = ("mean", "own")
@@ -57,9 +57,9 @@ class _Remembering(Aggregator):
 
     weighting: str = param("count", _WEIGHTING, "clients count equally (the paper) or by their samples")
 
-    def memory(self, federation: int, model: Any) -> LastUpdates:
+    def memory(self, federation: int, model: Any) -> _LastUpdates:
         """Return a memory with updates of zero."""
-        return LastUpdates(federation, model)
+        return _LastUpdates(federation, model)
 
 
 @AGGREGATORS.register("fedvarp")
@@ -95,7 +95,7 @@ class FedVarp(_Remembering):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the mean of all last updates, corrected by how the cohort's updates have changed."""
-        memory = self._own(memory, LastUpdates)
+        memory = self._own(memory, _LastUpdates)
         weights = members.weights_by(self.weighting)
         rate = self.global_rate * float(weights @ (members.learning_rates * members.decay))
         change = memory.change(old, models, members)
@@ -132,7 +132,7 @@ class Mifa(_Remembering):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the mean of all last updates, including the cohort's new ones."""
-        memory = self._own(memory, LastUpdates)
+        memory = self._own(memory, _LastUpdates)
         rate = float(members.weights_by(self.weighting) @ (members.learning_rates * members.decay))
         shares = members.shares_by(self.weighting)
         memory.absorb(memory.change(old, models, members), members, shares)

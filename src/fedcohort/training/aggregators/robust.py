@@ -80,7 +80,7 @@ def _share(part: float, count: int) -> int:
     return math.floor(part * count + 1e-9)
 
 
-def krum_scores(updates: Any, liars: int) -> FloatArray:
+def _krum_scores(updates: Any, liars: int) -> FloatArray:
     """Return s(i), each vector's sum of squared distances to its k - f - 2 closest others ([Blanchard2017]_, Sec. 4).
 
     Parameters
@@ -91,7 +91,7 @@ def krum_scores(updates: Any, liars: int) -> FloatArray:
 
     Examples
     --------
-    >>> krum_scores(np.array([[0.0], [1.0], [3.0], [100.0]]), 1)
+    >>> _krum_scores(np.array([[0.0], [1.0], [3.0], [100.0]]), 1)
     array([1.000e+00, 1.000e+00, 4.000e+00, 9.409e+03])
     """
     rows = doubles(updates)  # in single precision, distant liars would drown the distances between the others
@@ -122,7 +122,7 @@ class _Krum(Aggregator):
             return np.arange(count)
         # The paper's 2 f + 2 < k, solved for f.
         liars = min(_share(self.liars, count), (count - 3) // 2)
-        order = np.argsort(krum_scores(updates, liars), kind="stable")
+        order = np.argsort(_krum_scores(updates, liars), kind="stable")
         return np.asarray(order[: self._models_to_average(count, liars)], np.int64)
 
     def combine(

@@ -15,7 +15,7 @@ from fedcohort.training.aggregators.client_rows import ClientRows
 from fedcohort.training.arithmetic import zeros
 
 
-class ControlVariates(Corrections):
+class _ControlVariates(Corrections):
     """The server variate c, and a client variate c_i for each client that took part."""
 
     saved = ("server", "own")
@@ -66,9 +66,9 @@ class Scaffold(WeightedSum):
         """Option I takes full-batch gradients at the received model."""
         return self.option == 1
 
-    def memory(self, federation: int, model: Any) -> ControlVariates:
+    def memory(self, federation: int, model: Any) -> _ControlVariates:
         """Return control variates, all zero."""
-        return ControlVariates(federation, model)
+        return _ControlVariates(federation, model)
 
     def mix(self, members: Members) -> Mix:
         """Equal weights, scaled by the global step size."""

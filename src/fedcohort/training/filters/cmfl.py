@@ -37,12 +37,9 @@ class CMFL(Filter):
     array([ True,  True, False])
     """
 
-    threshold: float = param(0.7, Interval(float, 0, 1), "least share of agreeing signs (v)")
+    needs = frozenset({Need.UPDATES})
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        """The updates."""
-        return frozenset({Need.UPDATES})
+    threshold: float = param(0.7, Interval(float, 0, 1), "least share of agreeing signs (v)")
 
     def judge(self, replies: Replies) -> FilterDecision:
         """Compare signs with the mean."""

@@ -48,14 +48,11 @@ class FedCA(Filter):
     array([ True,  True, False])
     """
 
+    needs = frozenset({Need.LOGITS})
+
     score: Score = param("loss", OneOf(("accuracy", "loss")), "what a subset is judged by (u)")
     exact: int = param(16, Interval(int, 1, 20), "largest number of members for which all subsets are tried")
     beam: int = param(8, Interval(int, 1, None), "subsets kept per size by the beam search beyond that")
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Each model's logits on the server's validation set."""
-        return frozenset({Need.LOGITS})
 
     def judge(self, replies: Replies) -> FilterDecision:
         """Find the best subset of the usable models."""

@@ -21,8 +21,8 @@ from fedcohort.training.arithmetic import namespace, to_numpy
 Score = Literal["accuracy", "loss"]
 
 # Numbers per chunk: small enough for a CPU's second-level cache, large enough to fill a GPU.
-CPU_CHUNK = 1 << 20
-DEVICE_CHUNK = 1 << 26
+_CPU_CHUNK = 1 << 20
+_DEVICE_CHUNK = 1 << 26
 
 
 def finite_models(logits: Any) -> BoolArray:
@@ -115,11 +115,11 @@ def _chunks(differences: Any, subsets: int) -> list[slice]:
     """Return slices of the samples such that the margins of ``subsets`` subsets fit into a chunk."""
     _, wrong, samples = differences.shape
     on_cpu = isinstance(differences, np.ndarray) or differences.device.type == "cpu"
-    width = max(16, (CPU_CHUNK if on_cpu else DEVICE_CHUNK) // (subsets * wrong))
+    width = max(16, (_CPU_CHUNK if on_cpu else _DEVICE_CHUNK) // (subsets * wrong))
     return [slice(begin, min(begin + width, samples)) for begin in range(0, samples, width)]
 
 
-def score_all(differences: Any, score: Score) -> FloatArray:
+def _score_all(differences: Any, score: Score) -> FloatArray:
     """Score every subset of the models; O(2^m C V), one addition per number.
 
     All subsets of the first half of the models are summed once, and so are those of the second half. Every subset is
@@ -179,7 +179,7 @@ def best_of_all(differences: Any, score: Score) -> tuple[BoolArray, float]:
         Share of correct samples, or minus the mean cross-entropy.
     """
     m, _, samples = differences.shape
-    scores = score_all(differences, score)
+    scores = _score_all(differences, score)
     ties = np.flatnonzero(scores == scores.max())
     # Among equals, more models are better: each was trained on data that the others have not seen.
     best = max(ties.tolist(), key=lambda mask: (mask.bit_count(), mask))

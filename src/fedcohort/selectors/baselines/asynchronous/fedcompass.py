@@ -69,6 +69,8 @@ class FedCompass(Selector[_CompassState]):
     {0: 1.0, 1: 0.5}
     """
 
+    requires = frozenset({Signal.DURATION})
+
     one_at_a_time = True
     picks_by: ClassVar[str] = "Clients are drawn uniformly at random. The score is how long the usual work takes."
     part_meanings: ClassVar[Mapping[str, str]] = {"seconds": "how long its usual work takes"}
@@ -90,11 +92,6 @@ class FedCompass(Selector[_CompassState]):
             raise ParameterError(
                 f"The 'least' parameter of FedCompass must be at most 'most'. Got {self.least:g} and {self.most:g}."
             )
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Durations."""
-        return frozenset({Signal.DURATION})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> _CompassState:
         """Start without durations."""

@@ -73,6 +73,8 @@ class AsyncOort(Selector[_AsyncOortState]):
     array([1])
     """
 
+    requires = frozenset({Signal.SIZES, Signal.LOSS_RMS, Signal.DURATION, Signal.STALENESS})
+
     one_at_a_time = True
     picks_by: ClassVar[str] = (
         "Clients picked during this model come last, and a few places go to clients never tried. The others are drawn "
@@ -103,11 +105,6 @@ class AsyncOort(Selector[_AsyncOortState]):
     window: int = param(20, Interval(int, 1, None), "models that the pacer compares with as many before them (W)")
 
     starves = "clients that are slow or have small losses come after all others"
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Sizes, root mean squared losses, durations and staleness."""
-        return frozenset({Signal.SIZES, Signal.LOSS_RMS, Signal.DURATION, Signal.STALENESS})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> _AsyncOortState:
         """Start with no client explored."""

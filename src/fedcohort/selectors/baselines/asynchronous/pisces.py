@@ -68,6 +68,8 @@ class Pisces(Selector[_PiscesState]):
     array([1])
     """
 
+    requires = frozenset({Signal.SIZES, Signal.LOSS_RMS, Signal.STALENESS})
+
     one_at_a_time = True
     picks_by: ClassVar[str] = (
         "Clients without credits are left out, and a few places go to clients never tried. Of the others, those with "
@@ -96,11 +98,6 @@ class Pisces(Selector[_PiscesState]):
     radius: float = param(0.5, Interval(float, 0, None, "neither"), "distance of neighbouring losses in DBSCAN")
 
     starves = "clients with small losses come after all others, and outliers are left out"
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Sizes, root mean squared losses and staleness."""
-        return frozenset({Signal.SIZES, Signal.LOSS_RMS, Signal.STALENESS})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> _PiscesState:
         """Start with no client explored."""

@@ -4,6 +4,6 @@
 ``plots.py`` its figure in a report.
 """
 
-from fedcohort.selectors.baselines.hics_fl.selector import HicsFL, HicsState
+from fedcohort.selectors.baselines.hics_fl.selector import HicsFL
 
-__all__ = ["HicsFL", "HicsState"]
+__all__ = ["HicsFL"]

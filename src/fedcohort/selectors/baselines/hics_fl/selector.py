@@ -25,7 +25,7 @@ from fedcohort.selectors.numerics.sampling import weighted_sample
 
 
 @dataclass(frozen=True)
-class HicsState(RecentVectors):
+class _HicsState(RecentVectors):
     """The bias updates of the clients that reported last, and which clients were ever asked for one."""
 
     asked: BoolArray = per_client()  # (N,) no longer in S_0
@@ -33,7 +33,7 @@ class HicsState(RecentVectors):
 
 @register("hics-fl")
 @dataclass(frozen=True, kw_only=True)
-class HicsFL(Selector[HicsState]):
+class HicsFL(Selector[_HicsState]):
     r"""Draw a cluster by its mean label entropy, then a client from it by size ([Chen2024]_, Algorithm 1).
 
     The update of the output layer's bias shows how balanced a client's labels are (Eq. 6). The entropy estimate is
@@ -85,6 +85,8 @@ class HicsFL(Selector[HicsState]):
     ['0', '1']
     """
 
+    requires = frozenset({Signal.SIZES, Signal.OUTPUT_BIAS_UPDATE})
+
     picks_by: ClassVar[str] = (
         "Clients that were never asked come first. The others are drawn at random, first the cluster and then the "
         "client. The score is the probability of being drawn."
@@ -121,18 +123,13 @@ class HicsFL(Selector[HicsState]):
     )
     memory: int = param(1000, Interval(int, 2, None), "most clients whose last updates are compared")
 
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Data sizes and bias updates."""
-        return frozenset({Signal.SIZES, Signal.OUTPUT_BIAS_UPDATE})
-
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> HicsState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _HicsState:
         """Start with all clients in S_0."""
-        return HicsState.empty(asked=np.zeros(clients.n, np.bool_))
+        return _HicsState.empty(asked=np.zeros(clients.n, np.bool_))
 
     def select(
-        self, state: HicsState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, HicsState]:
+        self, state: _HicsState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _HicsState]:
         """Take clients from S_0 while there are any, then draw by cluster."""
         candidates, asked = slate.candidates, slate.of_candidates(state.asked)
         new = np.flatnonzero(~asked)
@@ -170,9 +167,9 @@ class HicsFL(Selector[HicsState]):
             },
             notes=notes,
         )
-        return cohort, HicsState(state.known, state.when, state.vectors, now)
+        return cohort, _HicsState(state.known, state.when, state.vectors, now)
 
-    def update(self, state: HicsState, outcome: Outcome) -> HicsState:
+    def update(self, state: _HicsState, outcome: Outcome) -> _HicsState:
         """Remember the bias updates."""
         ok = outcome.ok
         return state.with_reports(

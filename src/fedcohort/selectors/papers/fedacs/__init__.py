@@ -5,6 +5,6 @@
 """
 
 from fedcohort.selectors.papers.fedacs.ranking import Ranking, ranking
-from fedcohort.selectors.papers.fedacs.selector import FedAcs, FedAcsState, duels
+from fedcohort.selectors.papers.fedacs.selector import FedAcs, FedAcsState
 
-__all__ = ["FedAcs", "FedAcsState", "Ranking", "duels", "ranking"]
+__all__ = ["FedAcs", "FedAcsState", "Ranking", "ranking"]

@@ -10,7 +10,7 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 # How many arms should be under the threshold of a block on average. With fewer, empty steps (which cost a draw per arm)
 # are more frequent; with more, every step costs more. The cost is flat between 6 and 16.
 _UNDER_THRESHOLD = 10
-FIRST_BLOCK = 32  # steps; the size doubles after each block that completes
+_FIRST_BLOCK = 32  # steps; the size doubles after each block that completes
 
 
 def repeated_argmax(alpha: FloatArray, beta: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
@@ -52,7 +52,7 @@ def repeated_argmax(alpha: FloatArray, beta: FloatArray, size: int, rng: np.rand
     group = group.reshape(-1)
     left = np.ones(n, np.bool_)
     threshold = 0.0  # of 1 - theta; no arm is under 0, so the first step is unconditional
-    block = FIRST_BLOCK
+    block = _FIRST_BLOCK
     while len(taken) < size:
         arms = np.flatnonzero(left)
         draws = _above(alpha[arms], beta[arms], threshold, rng)

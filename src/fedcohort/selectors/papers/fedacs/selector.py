@@ -22,7 +22,7 @@ from fedcohort.selectors.numerics.sampling import beta_draws
 from fedcohort.selectors.papers.fedacs.plots import SKEWNESS
 from fedcohort.selectors.papers.fedacs.pool import repeated_argmax
 
-EXACT_UP_TO = 20_000  # candidates; a pool of 40% of them takes about half a second
+_EXACT_UP_TO = 20_000  # candidates; a pool of 40% of them takes about half a second
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class FedAcs(Selector[FedAcsState]):
         parts: dict[str, FloatArray] = {"estimated win rate": alpha / (alpha + beta)}
         if pool_size == count:
             how, pool = "everybody", np.arange(count)
-        elif count <= EXACT_UP_TO:
+        elif count <= _EXACT_UP_TO:
             how, pool = "exact", repeated_argmax(alpha, beta, pool_size, rng)
         else:
             parts["draw"] = beta_draws(alpha, beta, rng)
@@ -156,7 +156,7 @@ class FedAcs(Selector[FedAcsState]):
         clients = outcome.clients[usable]
         if len(clients) < 2:
             return state
-        won, lost = duels(-distance[usable])
+        won, lost = _duels(-distance[usable])
         wins, losses, rounds = state.wins.copy(), state.losses.copy(), state.rounds.copy()
         wins[clients] += self.eta * won
         losses[clients] += self.eta * lost
@@ -164,7 +164,7 @@ class FedAcs(Selector[FedAcsState]):
         return dataclasses.replace(state, wins=wins, losses=losses, rounds=rounds)
 
 
-def duels(rewards: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _duels(rewards: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return how many others each reward beats, and how many beat it; ties count for neither. O(k log k).
 
     Parameters
@@ -178,7 +178,7 @@ def duels(rewards: FloatArray) -> tuple[FloatArray, FloatArray]:
 
     Examples
     --------
-    >>> wins, losses = duels(np.array([3.0, 1.0, 3.0]))
+    >>> wins, losses = _duels(np.array([3.0, 1.0, 3.0]))
     >>> wins.tolist(), losses.tolist()
     ([1.0, 0.0, 1.0], [0.0, 2.0, 0.0])
     """

@@ -75,6 +75,8 @@ class FedCBS(Selector[_BalancedState]):
     (['0', '2'], 0.0)
     """
 
+    requires = frozenset({Signal.LABEL_PRODUCTS, Signal.SIZES})
+
     one_at_a_time = True
     picks_by: ClassVar[str] = (
         "The cohort is drawn at random, place by place, with better odds for clients that balance the classes of those "
@@ -98,11 +100,6 @@ class FedCBS(Selector[_BalancedState]):
         super().__post_init__()
         if self.exploration == 0:
             object.__setattr__(self, "starves", "without exploration, the best-balanced clients lead every cohort")
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Inner products of labels, and sizes, which label counts contain."""
-        return frozenset({Signal.LABEL_PRODUCTS, Signal.SIZES})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> _BalancedState:
         """Start with T_n = 1 for every client."""

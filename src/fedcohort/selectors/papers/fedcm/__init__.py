@@ -1,5 +1,5 @@
 """FedCM [Kim2020]: combinatorial bandits that learn which clients' models are kept."""
 
-from fedcohort.selectors.papers.fedcm.selector import FedCmTs, FedCmUcb, ThompsonState, UcbState
+from fedcohort.selectors.papers.fedcm.selector import FedCmTs, FedCmUcb
 
-__all__ = ["FedCmTs", "FedCmUcb", "ThompsonState", "UcbState"]
+__all__ = ["FedCmTs", "FedCmUcb"]

@@ -27,7 +27,7 @@ from fedcohort.selectors.papers.fedcm.plots import ARMS
 
 
 @dataclass(frozen=True)
-class UcbState:
+class _UcbState:
     """What FedCM-UCB knows about each client."""
 
     mean: FloatArray = per_client()  # (N,) mu_hat_k, share of rounds in which the client's model was kept
@@ -36,7 +36,7 @@ class UcbState:
 
 @register("fedcm-ucb")
 @dataclass(frozen=True, kw_only=True)
-class FedCmUcb(Selector[UcbState]):
+class FedCmUcb(Selector[_UcbState]):
     r"""Take the clients with the largest upper confidence bound of being kept ([Kim2020]_, Algorithm 2).
 
     .. math:: \bar\mu_k = \hat\mu_k + \sqrt{\frac{3 \ln t}{2 a_k}}, \qquad
@@ -55,12 +55,14 @@ class FedCmUcb(Selector[UcbState]):
     >>> import numpy as np
     >>> from fedcohort.core.clients import ClientTable
     >>> from fedcohort.core.protocol import Slate
-    >>> state = UcbState(mean=np.array([0.5, 0.9, 0.4]), pulls=np.array([20.0, 20.0, 2.0]))
+    >>> state = _UcbState(mean=np.array([0.5, 0.9, 0.4]), pulls=np.array([20.0, 20.0, 2.0]))
     >>> slate = Slate(round=30, size=2, candidates=np.arange(3), clients=ClientTable(n=3))
     >>> cohort, _ = FedCmUcb().select(state, slate, None, np.random.default_rng(0))
     >>> cohort.clients  # client 2 is hardly known, client 1 was nearly always kept
     array([2, 1])
     """
+
+    requires = frozenset({Signal.KEPT})
 
     picks_by: ClassVar[str] = "The clients with the highest scores are picked; ties are broken at random."
     part_meanings: ClassVar[Mapping[str, str]] = {
@@ -70,19 +72,14 @@ class FedCmUcb(Selector[UcbState]):
 
     pictures = (ARMS,)
 
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Whether the model was kept."""
-        return frozenset({Signal.KEPT})
-
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> UcbState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _UcbState:
         """Start with one imaginary pull per client, kept with probability 1/2."""
         mean = rng.integers(0, 2, clients.n).astype(np.float64)
-        return UcbState(mean=mean, pulls=np.ones(clients.n))
+        return _UcbState(mean=mean, pulls=np.ones(clients.n))
 
     def select(
-        self, state: UcbState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, UcbState]:
+        self, state: _UcbState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _UcbState]:
         """Take the largest upper confidence bounds."""
         mean = slate.of_candidates(state.mean)
         exploration = 1.5 * math.log(slate.round + 1) / slate.of_candidates(state.pulls)
@@ -97,17 +94,17 @@ class FedCmUcb(Selector[UcbState]):
         )
         return cohort, state
 
-    def update(self, state: UcbState, outcome: Outcome) -> UcbState:
+    def update(self, state: _UcbState, outcome: Outcome) -> _UcbState:
         """Update the mean of each client that was asked."""
         clients = outcome.clients
         mean, pulls = state.mean.copy(), state.pulls.copy()
         mean[clients] = (pulls[clients] * mean[clients] + outcome.kept) / (pulls[clients] + 1)
         pulls[clients] += 1
-        return UcbState(mean=mean, pulls=pulls)
+        return _UcbState(mean=mean, pulls=pulls)
 
 
 @dataclass(frozen=True)
-class ThompsonState:
+class _ThompsonState:
     """What FedCM-TS knows about each client."""
 
     kept: FloatArray = per_client()  # (N,) alpha_k, rounds in which its model was kept, plus 1
@@ -116,7 +113,7 @@ class ThompsonState:
 
 @register("fedcm-ts")
 @dataclass(frozen=True, kw_only=True)
-class FedCmTs(Selector[ThompsonState]):
+class FedCmTs(Selector[_ThompsonState]):
     r"""Take the clients with the largest draw from their posterior of being kept ([Kim2020]_, Algorithm 3).
 
     .. math:: \hat\theta_k \sim Beta(\alpha_k, \beta_k), \qquad
@@ -134,12 +131,14 @@ class FedCmTs(Selector[ThompsonState]):
     >>> import numpy as np
     >>> from fedcohort.core.clients import ClientTable
     >>> from fedcohort.core.protocol import Slate
-    >>> state = ThompsonState(kept=np.array([5.0, 90.0, 60.0]), dropped=np.array([95.0, 10.0, 40.0]))
+    >>> state = _ThompsonState(kept=np.array([5.0, 90.0, 60.0]), dropped=np.array([95.0, 10.0, 40.0]))
     >>> slate = Slate(round=30, size=2, candidates=np.arange(3), clients=ClientTable(n=3))
     >>> cohort, _ = FedCmTs().select(state, slate, None, np.random.default_rng(0))
     >>> cohort.clients
     array([1, 2])
     """
+
+    requires = frozenset({Signal.KEPT})
 
     picks_by: ClassVar[str] = (
         "The clients with the highest scores are picked. A score is a random draw from the client's posterior."
@@ -151,19 +150,14 @@ class FedCmTs(Selector[ThompsonState]):
 
     pictures = (ARMS,)
 
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Whether the model was kept."""
-        return frozenset({Signal.KEPT})
-
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> ThompsonState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _ThompsonState:
         """Start with Beta(1, 1) for every client."""
         ones = np.ones(clients.n)
-        return ThompsonState(kept=ones, dropped=ones)
+        return _ThompsonState(kept=ones, dropped=ones)
 
     def select(
-        self, state: ThompsonState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, ThompsonState]:
+        self, state: _ThompsonState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _ThompsonState]:
         """Take the largest of one draw per candidate."""
         kept, dropped = slate.of_candidates(state.kept), slate.of_candidates(state.dropped)
         draw = beta_draws(kept, dropped, rng)
@@ -177,9 +171,9 @@ class FedCmTs(Selector[ThompsonState]):
         )
         return cohort, state
 
-    def update(self, state: ThompsonState, outcome: Outcome) -> ThompsonState:
+    def update(self, state: _ThompsonState, outcome: Outcome) -> _ThompsonState:
         """Count each client that was asked as kept or dropped."""
         kept, dropped = state.kept.copy(), state.dropped.copy()
         kept[outcome.clients] += outcome.kept
         dropped[outcome.clients] += ~outcome.kept
-        return ThompsonState(kept=kept, dropped=dropped)
+        return _ThompsonState(kept=kept, dropped=dropped)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 
-BLOCK = 32_768  # rows processed at a time, so that intermediate results stay in the cache
+_BLOCK = 32_768  # rows processed at a time, so that intermediate results stay in the cache
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def pick_by_expected_drop(
     drop = np.empty(c)
     picks = np.empty(size, dtype=np.int64)
     gains = np.empty(size)
-    product, work = np.empty(min(c, BLOCK)), np.empty(min(c, BLOCK))
-    bounds = [slice(start, min(start + BLOCK, c)) for start in range(0, c, BLOCK)]
+    product, work = np.empty(min(c, _BLOCK)), np.empty(min(c, _BLOCK))
+    bounds = [slice(start, min(start + _BLOCK, c)) for start in range(0, c, _BLOCK)]
     taken: list[list[int]] = [[] for _ in bounds]  # positions within each block
     column = np.zeros(d)  # A x_k of the client picked last
     shrink, shift = 0.0, 0.0  # 1 / (sigma_k^2 + s^2) and n_k / (sigma_k^2 + s^2) of that client
@@ -113,7 +113,7 @@ def pick_by_expected_drop(
             if out[local] > best_drop:
                 best, best_drop = rows.start + local, float(out[local])
         picks[turn], gains[turn] = best, best_drop
-        taken[best // BLOCK].append(best % BLOCK)
+        taken[best // _BLOCK].append(best % _BLOCK)
         column = inner @ embedding[best]
         shrink = 1.0 / (float(variance[best]) + s2)
         shift = float(covariance[best]) * shrink

@@ -17,8 +17,8 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 
-BLOCK = 2_048  # clients processed at a time, so that intermediate results stay in the cache
-MANY = 100_000  # with this many clients or more, the fit is in single precision
+_BLOCK = 2_048  # clients processed at a time, so that intermediate results stay in the cache
+_MANY = 100_000  # with this many clients or more, the fit is in single precision
 _MAX_SINGLE = 1e16  # largest square of change over noise for single precision
 
 
@@ -41,7 +41,7 @@ class _SampleGroup:
     weights: FloatArray
 
 
-def group_samples(changes: FloatArray, weights: FloatArray) -> list[_SampleGroup]:
+def _group_samples(changes: FloatArray, weights: FloatArray) -> list[_SampleGroup]:
     """Group the samples by the clients that answered, so that each group needs only one matrix inversion.
 
     Parameters
@@ -65,7 +65,7 @@ def group_samples(changes: FloatArray, weights: FloatArray) -> list[_SampleGroup
     return groups
 
 
-def likelihood_gradient(embedding: FloatArray, groups: list[_SampleGroup], noise: float) -> FloatArray:
+def _likelihood_gradient(embedding: FloatArray, groups: list[_SampleGroup], noise: float) -> FloatArray:
     r"""Return the gradient (N, d) of the weighted log-likelihood, :math:`\Phi(X)` of [Tang2022]_ Eq. 17.
 
     With the inner matrix A = X' X + s^2 I (d, d) and c = A^-1 X'y, the gradient of one sample is
@@ -77,10 +77,10 @@ def likelihood_gradient(embedding: FloatArray, groups: list[_SampleGroup], noise
     return np.concatenate([block.gradient(factors).T.copy() for block in blocks])
 
 
-Factors = list[tuple[FloatArray, FloatArray]]  # P (d, d) and Q (T, d) of each group
+_Factors = list[tuple[FloatArray, FloatArray]]  # P (d, d) and Q (T, d) of each group
 
 
-def _factors(sums: FloatArray, groups: list[_SampleGroup], noise: float) -> Factors:
+def _factors(sums: FloatArray, groups: list[_SampleGroup], noise: float) -> _Factors:
     """Return P and Q of each group, given the total of :meth:`_Block.sums`."""
     s2, d = noise * noise, len(sums)
     factors = []
@@ -145,7 +145,7 @@ class _Block:
         inner = [products[:, :d] if answered is None else (self.x * answered) @ self.x.T for answered in self.answered]
         return np.hstack([*inner, products[:, d:]]).astype(np.float64, copy=False)
 
-    def gradient(self, factors: Factors) -> FloatArray:
+    def gradient(self, factors: _Factors) -> FloatArray:
         """Return the gradient of the likelihood, (d, n), in memory that the next call of any block overwrites."""
         d = len(self.x)
         total = np.zeros((d, len(self.z)), self.z.dtype)
@@ -159,7 +159,7 @@ class _Block:
                 gradient += (p.astype(self.z.dtype, copy=False) @ self.x) * answered
         return gradient
 
-    def climb(self, factors: Factors, step: int, learning_rate: float) -> FloatArray:
+    def climb(self, factors: _Factors, step: int, learning_rate: float) -> FloatArray:
         """Take a step of Adam and return the next sums; the moments are kept without their factors 0.1 and 0.001."""
         length, spread = 0.1 * learning_rate / (1.0 - 0.9**step), math.sqrt(0.001 / (1.0 - 0.999**step))
         gradient = self.gradient(factors)
@@ -215,7 +215,7 @@ def fit_embedding(
     -------
     (N, d) float array
     """
-    groups = group_samples(changes, weights)
+    groups = _group_samples(changes, weights)
     if not groups:
         return np.array(embedding, dtype=np.float64)
     blocks = _blocks(embedding, groups, _precision(changes, noise))
@@ -229,7 +229,7 @@ def fit_embedding(
 
 def _precision(changes: FloatArray, noise: float) -> type[np.floating[Any]]:
     """Return single precision for very many clients, unless a squared gradient could overflow in it."""
-    if len(changes) < MANY:
+    if len(changes) < _MANY:
         return np.float64
     largest = max(float(np.nanmax(changes)), -float(np.nanmin(changes)))
     return np.float32 if (largest / noise) ** 2 < _MAX_SINGLE else np.float64
@@ -239,6 +239,6 @@ def _blocks(embedding: FloatArray, groups: list[_SampleGroup], precision: type[n
     """Divide the clients into blocks, which are consecutive in memory."""
     n, d = embedding.shape
     height = d + sum(len(group.weights) for group in groups)
-    memory, room = np.zeros((height + 2 * d) * n, precision), np.empty(d * min(n, BLOCK), precision)
-    starts = range(0, n, BLOCK)
-    return [_Block(embedding, groups, start, min(start + BLOCK, n), memory, room) for start in starts]
+    memory, room = np.zeros((height + 2 * d) * n, precision), np.empty(d * min(n, _BLOCK), precision)
+    starts = range(0, n, _BLOCK)
+    return [_Block(embedding, groups, start, min(start + _BLOCK, n), memory, room) for start in starts]

@@ -14,7 +14,7 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.papers.flash.context import LIMIT
 
-Gain = Callable[[FloatArray, FloatArray], FloatArray]
+_Gain = Callable[[FloatArray, FloatArray], FloatArray]
 """Maps the losses before and after (k,) to gains (k,)."""
 
 
@@ -23,10 +23,10 @@ class Reading(NamedTuple):
 
     before: Signal
     after: Signal | None  # None: the loss "before", of the next global model, from the next round's query
-    gain: Gain
+    gain: _Gain
 
 
-def change(before: FloatArray, after: FloatArray) -> FloatArray:
+def _change(before: FloatArray, after: FloatArray) -> FloatArray:
     """Return how far the loss moved, in either direction."""
     return np.abs(before - after)
 
@@ -37,14 +37,14 @@ def decrease(before: FloatArray, after: FloatArray) -> FloatArray:
 
 
 READINGS = {
-    "round-change": Reading(Signal.ROBUST_LOSS, None, change),  # the formula, over rounds
-    "robust-change": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, change),
-    "pseudo-change": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, change),
+    "round-change": Reading(Signal.ROBUST_LOSS, None, _change),  # the formula, over rounds
+    "robust-change": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, _change),
+    "pseudo-change": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, _change),
     "validation-decrease": Reading(Signal.VALIDATION_LOSS, None, decrease),
 }
 
 
-def rate(gain: Gain, before: FloatArray, after: FloatArray, tau: FloatArray) -> FloatArray:
+def rate(gain: _Gain, before: FloatArray, after: FloatArray, tau: FloatArray) -> FloatArray:
     """Return the rewards per unit of time.
 
     Parameters
@@ -58,7 +58,7 @@ def rate(gain: Gain, before: FloatArray, after: FloatArray, tau: FloatArray) -> 
 
     Examples
     --------
-    >>> rate(change, np.array([1.0, 1.0]), np.array([0.5, 3.0]), np.array([1.0, 2.0]))
+    >>> rate(_change, np.array([1.0, 1.0]), np.array([0.5, 3.0]), np.array([1.0, 2.0]))
     array([0.5, 1. ])
     """
     # Losses may be as large as 1e308. Their difference must not overflow before it is clipped.
