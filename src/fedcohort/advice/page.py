@@ -171,9 +171,7 @@ def answer(verdict: Verdict, fit: Fit) -> list[str]:
     if verdict.best is not None:
         lines.append(f"To do so: {verdict.best.way.how}.")
         if verdict.best.way.how.startswith("fedcohort journal selector"):
-            lines.append(
-                "Stop the run for this. To see its choices first, let it be a shadow for ten rounds (shadows=)."
-            )
+            lines.append("The run may go on meanwhile. With --shadow 10 it is a shadow for ten rounds first.")
         lines.append(
             f"The slowest quarter of clients would then be {verdict.best.slowest.mean():.0%} of all participation, and "
             f"Jain's index of participation {verdict.best.even.mean():.2f}."

@@ -20,17 +20,22 @@ from fedcohort.cli.options import (
     import_selectors,
 )
 from fedcohort.cli.output import Format, out, print_json
+from fedcohort.cli.rules import when_taken
 from fedcohort.core.errors import InputError, SignalError
 from fedcohort.core.protocol import SELECTORS
-from fedcohort.core.selector_spec import selector_name
+from fedcohort.core.selector_spec import described_name
+from fedcohort.core.signals import Signal
 from fedcohort.core.terminal import say
+from fedcohort.hosts.orders import Order, carry_out, give, waiting
 from fedcohort.journal import SCHEMA_VERSION, Journal, read_journal
-from fedcohort.journal.events import RECOVERED
+from fedcohort.journal.events import RECOVERED, SELECTOR
 from fedcohort.journal.maintenance import copies, export, prune
 from fedcohort.journal.opening import copy
+from fedcohort.journal.presence import run_state
 from fedcohort.journal.signing import Signer, generate
-from fedcohort.session.resume import next_round
+from fedcohort.session.resume import is_asynchronous, next_round
 from fedcohort.session.session import Session
+from fedcohort.session.validation import fitting
 from fedcohort.simulate.leaderboard.words import quantity
 
 _LOOK_EVERY = 5.0  # seconds between two looks at a journal that is followed
@@ -145,26 +150,52 @@ def recover(
 
 @journal_app.command("selector")
 def change_selector(
-    journal: JournalArgument,
+    journal: OpenJournalArgument,
     name: Annotated[str, typer.Argument(metavar="SELECTOR", help="The new selector, with its defaults.")],
+    shadow: Annotated[
+        int, typer.Option("--shadow", min=0, max=MAX_ROUND, help="Let it be a shadow for this many rounds first.")
+    ] = 0,
+    watch: Annotated[bool, typer.Option("--watch", help="Remove the shadow then; it never chooses.")] = False,
     selector: TrustOption = None,
     sign: SignOption = None,
 ) -> None:
-    """Continue a run with another selector.
+    """Continue a run with another selector, at once or after a trial as a shadow.
 
-    The new selector first learns from the outcomes in the journal. The change is recorded.
+    The new selector first learns from the outcomes in the journal. A running server applies the change before its next
+    cohort; without rounds, a trial counts models. The journal records the change, and a restart keeps it. If the
+    shadow fails, the old selector stays. The newest order counts.
 
-    Example: fedcohort journal selector run.sqlite fedcor
+    For example:
+
+    - fedcohort journal selector run.sqlite fedcor
+    - fedcohort journal selector run.sqlite balanced --shadow 10
+    - fedcohort journal selector run.sqlite balanced --shadow 10 --watch
     """
+    if watch and not shadow:
+        raise typer.BadParameter("--watch needs --shadow: for how many rounds?")
     import_selectors(selector)
-    with Session.open(journal, sign=sign) as session:
-        before = selector_name(session.selector)
+    new, order = SELECTORS.create(name), Order(selector=name, trial=shadow, watch=watch)
+    with closing(read_journal(journal)) as record:
+        meta, (table, _), following = record.meta(), record.table(), next_round(record)[0]
+        before = described_name((record.events(SELECTOR)[-1:] or [{"to": meta["selector"]}])[0]["to"])
+        signals = None if meta["signals"] is None else frozenset(map(Signal.by_name, meta["signals"]))
         try:
-            session.change_selector(SELECTORS.create(name))
+            fitting(new, table, signals, is_asynchronous(record))
         except SignalError as error:
             hint = f"run for a while with {name!r} as a shadow selector, so that clients report what it needs"
             raise SignalError(error.message, hint=hint) from error
-        say(out(), f"From round {session.round} on, {name!r} chooses instead of {before}.")
+        run = run_state(record)
+    what = f"{name!r} chooses instead of {before!r}"
+    if shadow:
+        units = quantity(shadow, "model" if meta.get("asynchronous") else "round")
+        what = f"{name!r} is a shadow for {units}" + (" and is removed then" if watch else f", and then {what}")
+    if run.state in ("running", "waiting") or waiting(journal):  # orders are taken as they were given, one by one
+        give(journal, order)
+        say(out(), f"{what}. {when_taken(run)}")
+        return
+    with Session.open(journal, sign=sign) as session:
+        carry_out(session, order)
+    say(out(), f"From round {following} on, {what}.")
 
 
 @journal_app.command("export")

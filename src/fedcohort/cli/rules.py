@@ -23,7 +23,7 @@ from fedcohort.core.text import short_repr
 from fedcohort.hosts.orders import Order, give, waiting
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import SETTINGS
-from fedcohort.journal.presence import planned_rounds, run_state
+from fedcohort.journal.presence import RunState, planned_rounds, run_state
 from fedcohort.report.why import find_journal
 from fedcohort.session.resume import next_round, participations
 from fedcohort.session.rules import Rules
@@ -181,14 +181,16 @@ def apply_rules(
             rules.check_feasible(participations(record), size, rounds - round_)
         run = run_state(record)
     give(journal, order)
-    running = run.state == "running"
-    if run.presence is not None and (running or run.state == "waiting"):
-        when = "The running server will apply this before it chooses its next cohort."
-    elif running:
-        when = "The program that has the journal open will apply this when it next calls fedcohort.hosts.orders.take."
-    else:
-        when = f"No program is using the journal ({run.state}): this takes effect when the run is started again."
-    say(out(), when)
+    say(out(), when_taken(run))
+
+
+def when_taken(run: RunState) -> str:
+    """Return in words when an order for a journal will be carried out."""
+    if run.presence is not None and run.state in ("running", "waiting"):
+        return "The running server will apply this before it chooses its next cohort."
+    if run.state == "running":
+        return "The program that has the journal open will apply this when it next calls fedcohort.hosts.orders.take."
+    return f"No program is using the journal ({run.state}): this takes effect when the run is started again."
 
 
 @rules_app.command("show")

@@ -129,6 +129,9 @@ class Messenger(ABC):
     def on_rules(self, order: orders.Order) -> None:
         """Called when an operator's order has changed the rules."""
 
+    def on_selector(self) -> None:
+        """Called when another selector chooses from now on, because an operator has ordered it."""
+
     def on_chosen(self, cohort: Cohort, available: int) -> None:
         """Called when a cohort was chosen among ``available`` clients."""
 
@@ -200,6 +203,7 @@ class Player:
         self.policy = policy
         self.rounds = rounds
         self.watch = Watch(session, policy.early_stop)
+        self._selector = session.selector  # that the messenger knows
         self.online: IntArray = np.empty(0, np.int64)
         self.written_off: set[tuple[int, str]] = set()  # tickets and clients reported as failed without an answer
         self._strangers: list[str] = []  # names that were online and that the session does not know
@@ -219,7 +223,11 @@ class Player:
         self.online = self._free(reachable.clients)
         carried_out = orders.take(self.session, self._check_feasible)
         for order in carried_out:
-            self._messenger.on_rules(order)
+            if order.selector is None:
+                self._messenger.on_rules(order)
+        if self.session.selector is not self._selector:
+            self._selector = self.session.selector
+            self._messenger.on_selector()
         if carried_out:  # an order may block clients or unblock them, and names may become known by it
             reachable = self._messenger.online()
             self.online = self._free(reachable.clients)

@@ -1,8 +1,8 @@
-"""An operator's orders during a run: new rules, from the next round on.
+"""An operator's orders during a run: new rules or another selector, from the next round on.
 
 An order is a small file in a folder next to the journal. The host takes it before it asks for the next cohort. If no
-run is active, the next one takes it. The change of rules names its order in the same transaction, and the file is
-deleted after that. So an order is carried out exactly once, even if a process is killed. Orders are ignored if their
+run is active, the next one takes it. The change names its order in the same transaction, and the file is deleted after
+that. So an order is carried out exactly once, even if a process is killed. Orders are ignored if their
 file or folder belongs to another user or if others can write to it.
 """
 
@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.files import open_file, write_file
+from fedcohort.core.protocol import SELECTORS
+from fedcohort.core.registry import is_reference
 from fedcohort.core.text import short_repr
-from fedcohort.journal.events import CHANGED, REFUSED
+from fedcohort.journal.events import CHANGED, REFUSED, SELECTOR, SHADOW
 from fedcohort.journal.lock import ORDERS, target
 from fedcohort.session.rules import Rules
 
@@ -33,14 +35,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _MAX_BYTES = 1 << 22  # read from one file
+_CHANGES = (CHANGED, SELECTOR, SHADOW, REFUSED)  # events that name their order
 _LISTS = ("block", "unblock", "pin", "unpin", "resume")
 _RULES = frozenset(rule.name for rule in fields(Rules))
-_PARTS = frozenset(("rules", *_LISTS, "pause", "id"))
+_RULE_PARTS = ("rules", *_LISTS, "pause")
+_PARTS = frozenset((*_RULE_PARTS, "selector", "trial", "watch", "id"))
 
 
 @dataclass(frozen=True)
 class Order:
-    """A change of rules.
+    """A change of rules, or of the selector.
 
     Attributes
     ----------
@@ -50,6 +54,12 @@ class Order:
         Names of clients.
     pause : mapping of str to int
         By client, for how many rounds it is not chosen.
+    selector : str, optional
+        The registered name of the selector that chooses from now on, with its defaults.
+    trial : int
+        For how many rounds it is a shadow first.
+    watch : bool
+        Whether it is only a shadow, and removed after these rounds.
     """
 
     rules: Mapping[str, Any] | None = None
@@ -59,6 +69,9 @@ class Order:
     unpin: Sequence[str] = ()
     pause: Mapping[str, int] = field(default_factory=dict)
     resume: Sequence[str] = ()
+    selector: str | None = None
+    trial: int = 0
+    watch: bool = False
     id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
@@ -146,16 +159,14 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
     files = list(_order_files(target(session.journal.path)))
     if not files:
         return []
-    done = {body.get("order") for body in session.journal.events(CHANGED)}
+    done = {body.get("order") for kind in _CHANGES for body in session.journal.events(kind)}
     carried_out = []
     for file, order in files:
         if isinstance(order, str):
             log.warning("%s cannot be read as an order and is ignored: %s", file, order)
         elif order.id not in done:
             try:
-                rules = order.new_rules(session.rules, session.round)
-                check(session, rules)
-                session.set_rules(rules, order.id)
+                carry_out(session, order, check)
                 carried_out.append(order)
             except FedcohortError as error:
                 log.warning("an order of the operator is ignored: %s", error)
@@ -164,6 +175,28 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
         with contextlib.suppress(OSError):
             file.unlink()
     return carried_out
+
+
+def carry_out(session: Session, order: Order, check: Callable[[Session, Rules], None] = lambda *_: None) -> None:
+    """Change a session as an order says; raise an error if that is not possible."""
+    if order.selector is None:
+        rules = order.new_rules(session.rules, session.round)
+        check(session, rules)
+        session.set_rules(rules, order.id)
+        return
+    name = order.selector
+    if is_reference(name):
+        imported = SELECTORS.find_imported(name)
+        if imported is None:
+            raise InputError(
+                f"This program has not imported {name!r}, and nothing is imported just because an order names it.",
+                hint="name the selector where the run is started, for example as a shadow",
+            )
+        name = SELECTORS.reference(imported) or name
+    if order.trial:
+        session.try_selector(SELECTORS.create(name), order.trial, watch=order.watch, order=order.id)
+    else:
+        session.change_selector(SELECTORS.create(name), order=order.id)
 
 
 def _order_files(path: Path) -> Iterator[tuple[Path, Order | str]]:
@@ -227,6 +260,15 @@ def _check_types(order: Order) -> None:
         raise InputError(
             "'pause' of an order must give each client a whole number of rounds, at least 1, like "
             f'{{"anna": 10}}. Got {short_repr(order.pause)}.'
+        )
+    if not isinstance(order.selector, str | None):
+        raise InputError(f"'selector' of an order must be the name of a selector. Got {short_repr(order.selector)}.")
+    if order.selector is not None and any(getattr(order, part) for part in _RULE_PARTS):
+        raise InputError("An order changes the rules or the selector, not both.", hint="give two orders")
+    if type(order.trial) is not int or order.trial < 0 or type(order.watch) is not bool:
+        raise InputError(
+            "'trial' of an order must be a whole number of rounds, and 'watch' true or false. Got "
+            f"{short_repr(order.trial)} and {short_repr(order.watch)}."
         )
     if not isinstance(order.id, str):
         raise InputError(f"'id' of an order must be a text. Got {short_repr(order.id)}.")

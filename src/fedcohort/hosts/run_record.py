@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.protocol import Selector
+from fedcohort.core.selector_spec import describe, described_name, rebuild_selector
 from fedcohort.hosts.checkpoint import CheckpointFiles
 from fedcohort.hosts.early_stop import EarlyStop, Watch
 from fedcohort.journal import read_journal
-from fedcohort.journal.events import ENDED, SETTINGS
+from fedcohort.journal.events import ENDED, SELECTOR, SETTINGS
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
+from fedcohort.session.trial import trial_of
 
+log = logging.getLogger(__name__)
 CHECKPOINT = "checkpoint"  # the key of the newest checkpoint in the host's state
 RULES = "rules"  # the key, in the settings, of the rules that a run was started with
 
@@ -33,14 +37,25 @@ def reopen(
     rules: Rules | None,
     *,
     asynchronous: bool = False,
+    shadows: Mapping[str, Selector[Any]] | None = None,
     **options: Any,
 ) -> Session:
     """Return the session of a journal, to be continued; ``options`` are those of ``Session.open``."""
+    # If the run is started as before, an operator's later orders stay.
     with contextlib.closing(read_journal(journal)) as record:
         before = record.events(SETTINGS)[-1:]
-        # If the run is started with the same rules again, an operator's later orders stay.
         same = bool(before) and rules is not None and before[0].get(RULES) == rules.to_dict()
-    session = Session.open(journal, selector, rules=None if same else rules, commit="manual", **options)
+        changes, trial, running = record.events(SELECTOR), trial_of(record), record.meta()["shadows"]
+    given = described_name(describe(selector))
+    if changes and "order" in changes[-1] and given in [described_name(body["from"]) for body in changes]:
+        ordered = changes[-1]["to"]
+        log.info("an operator's order stays in force: %s chooses, not %s", described_name(ordered), given)
+        selector = rebuild_selector(ordered, None, journal)
+    if shadows is not None and trial is not None and trial.name in running:
+        shadows = {**shadows, trial.name: rebuild_selector(running[trial.name], None, journal)}
+    session = Session.open(
+        journal, selector, rules=None if same else rules, shadows=shadows, commit="manual", **options
+    )
     wrong = ""
     if session.seed != seed:
         wrong = f"with seed {session.seed}; it cannot be continued with seed {seed}"

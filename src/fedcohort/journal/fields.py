@@ -117,7 +117,10 @@ EVENTS: dict[str, Field] = {
         **_own("cohort-size", "spares", "min-replies", "max-share", "max-update-norm", "strategy", "filter", "signals"),
         "rules": _RULES,
     },
-    events.SHADOW: {**_own("what", "round"), "name": TextKind.SENTENCE, "reason": TextKind.SENTENCE},
+    events.SHADOW: {
+        **_own("what", "round", "until", "watch", "selector", "order"),
+        **dict.fromkeys(("name", "reason"), TextKind.SENTENCE),
+    },
     events.TIMES: _OWN,
     events.TRIED: _OWN,
     events.NEW_MODEL: _OWN,

@@ -24,7 +24,7 @@ import numpy as np
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.errors import InputError, JournalError, SelectorError, TicketError
+from fedcohort.core.errors import FedcohortError, InputError, JournalError, SelectorError, TicketError
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Slate, Status
 from fedcohort.core.selector_spec import describe, rebuild_selector, selector_name, untrusted_reference
 from fedcohort.core.signals import Signal
@@ -67,6 +67,7 @@ from fedcohort.session.resume import next_round, referee_from
 from fedcohort.session.rules import Rules, difference
 from fedcohort.session.shadows import ShadowPick, Shadows, adapt_all, failure_note
 from fedcohort.session.stateful import StatefulSelector
+from fedcohort.session.trial import Trial, trial_of
 from fedcohort.session.turn import Turn
 from fedcohort.session.validation import (
     answer_of,
@@ -82,6 +83,7 @@ from fedcohort.session.validation import (
     check_report,
     check_signals,
     check_size,
+    fitting,
     report_of,
 )
 
@@ -229,6 +231,8 @@ class Session:
         self._pending = pending
         self._host_state = host_state
         self._prepared: _PreparedRequest | None = None
+        self._trial = trial_of(journal)
+        self._changed_at = max((int(body.get("ticket", 0)) for body in journal.events(SELECTOR)), default=0)
 
     # -- continuing -------------------------------------------------------------------------------------------------
 
@@ -308,6 +312,8 @@ class Session:
         self._resume_shadows(selector, shadows)
         self._resume_rules(rules)
         self._monitor = CoverageMonitor(selector_name(rebuilt), self.table.n, journal.picks(), quiet=quiet)
+        if self.asynchronous or not self._pending.items:
+            self._end_trial()
         return self
 
     def _resume_shadows(self, selector: Selector[Any] | None, shadows: Mapping[str, Selector[Any]] | None) -> None:
@@ -439,6 +445,13 @@ class Session:
     def requires(self) -> frozenset[Signal]:
         """The signals that the host must report: those the selector reads, except what the session itself knows."""
         return frozenset(s for s in self.selector.requires if s.reported and s != Signal.STALENESS)
+
+    @property
+    def trial_signals(self) -> frozenset[Signal]:
+        """The signals that a selector on trial reads; a host should ask for those that all clients can report."""
+        if self._trial is None or self._trial.name not in self.shadows:
+            return frozenset()
+        return frozenset(s for s in self.shadows[self._trial.name].requires if s.reported and s != Signal.STALENESS)
 
     @property
     def state(self) -> Any:
@@ -685,7 +698,15 @@ class Session:
             self._tell_late(report)
             return
         whole = self._with_staleness(item, report)
-        news = check_report(self.selector, self.table, item.cohort, item.replies, whole, by_keyword=by_keyword)
+        news = check_report(
+            self.selector,
+            self.table,
+            item.cohort,
+            item.replies,
+            whole,
+            by_keyword=by_keyword,
+            chosen_by_it=item.cohort.ticket >= self._changed_at,
+        )
         if report.complete:
             self._close(item, [news], host)
             return
@@ -737,6 +758,7 @@ class Session:
             self._host_state = host
         self._turn = self._turn.with_new_model()
         self._prepared = None
+        self._end_trial()
 
     def abandon(self, ticket: int, reason: str) -> None:
         """Close a cohort without counting its round: its clients are free, and the next request chooses again.
@@ -757,7 +779,10 @@ class Session:
         # Selectors learn from each client of a cohort exactly once, so silent ones count as missing.
         news = item.closing_replies(news)
         replies = in_cohort_order(cohort, [*item.replies, *news])
-        primary = self._primary.learn(cohort, replies)
+        primary = self._primary
+        # Clients that an earlier selector chose were not asked for what this one reads.
+        if cohort.ticket >= self._changed_at or primary.missing_signals(replies) is None:
+            primary = primary.learn(cohort, replies)
         shadows, failed = self._shadows.learn(cohort, replies) if self._shadows.running else (self._shadows, {})
         journal, turn = self._journal, self._turn
         with journal.event():
@@ -783,6 +808,7 @@ class Session:
                 self._referee.ledger.count_replies(cohort.ticket, cohort.clients, replies.status)
             else:  # its participations no longer count, so all are counted again from the journal
                 self._referee = referee_from(self._referee.rules, self.journal)
+        self._end_trial()
 
     def _tell_late(self, report: RoundReport) -> None:
         """Record replies that arrive after their round was closed; they change no state."""
@@ -895,6 +921,7 @@ class Session:
         if self._referee is not None:
             self._referee = referee_from(Rules(**meta["rules"]), self.journal)
         self._pending = PendingCohorts.from_journal(self.journal, members.table)
+        self._trial = trial_of(self.journal)
         self._set_members(members)
         self.journal.compact()  # deleted rows stay readable in the file until it is rewritten
         if self.journal.path is not None:
@@ -957,39 +984,90 @@ class Session:
 
     # -- selectors ------------------------------------------------------------------------------------------------
 
-    def change_selector(self, selector: Selector[Any] | str) -> None:
-        """Let another selector choose from the next round on; it first learns from the recorded rounds.
+    def change_selector(self, selector: Selector[Any] | str, *, order: str | None = None) -> None:
+        """Let another selector choose from the next cohort on; it first learns from the recorded rounds.
 
-        It skips rounds whose reports lack a signal it needs. The state of the previous selector is dropped.
+        It skips rounds whose reports lack a signal it needs. The state of the previous selector is dropped. A trial
+        of a shadow ends.
+
+        Parameters
+        ----------
+        order : str, optional
+            The operator's order that this carries out; see :mod:`fedcohort.hosts.orders`.
         """
-        selector = as_selector(selector).adapt(self.table.signals | (self._signals or frozenset()))
-        check_signals(selector, self.table, self._signals)
-        check_one_at_a_time(self._turn.asynchronous, selector)
+        selector = fitting(as_selector(selector), self.table, self._signals, self._turn.asynchronous)
         # The stream of the round: going back to a selector must not repeat its first random choices.
         rng = streams.stream(self.seed, streams.INITIALISATION, self.round)
         primary = StatefulSelector.from_outcomes(selector, self.table, self.journal, rng)
+        on_trial = [name for name in self.shadows if self._trial is not None and name == self._trial.name]
+        shadows = self._shadows.without(on_trial)
+        since = {"round": self.round, "ticket": self._turn.ticket, **({} if order is None else {"order": order})}
         with self._journal.event():
             self._journal.drop_state(primary.name)
             self._journal.save_state(primary.name, primary.state)
-            body = {"round": self.round, "from": describe(self.selector), "to": describe(primary.selector)}
-            self._journal.add_event(SELECTOR, body)
-        self._primary, self._prepared = primary, None
+            self._journal.add_event(
+                SELECTOR, {**since, "from": describe(self.selector), "to": describe(primary.selector)}
+            )
+            reason = f"{selector_name(selector)} chooses from round {self.round} on"
+            self._record_dropped(dict.fromkeys(on_trial, reason), shadows, "removed")
+        self._primary, self._shadows, self._prepared = primary, shadows, None
+        self._changed_at = self._turn.ticket
+        log.info("from round %d on, %s chooses", self.round, selector_name(selector))
+
+    def try_selector(
+        self, selector: Selector[Any] | str, rounds: int, *, watch: bool = False, order: str | None = None
+    ) -> None:
+        """Let a selector be a shadow for some rounds, and choose from then on; it replaces any earlier trial.
+
+        Without rounds, models are counted. If the shadow fails, the session's selector stays.
+
+        Parameters
+        ----------
+        watch : bool
+            Whether the shadow is only removed at the end.
+        order : str, optional
+            The operator's order that this carries out; see :mod:`fedcohort.hosts.orders`.
+        """
+        integer(rounds, "'rounds'", least=1)
+        boolean(watch, "'watch'")
+        shadow = fitting(as_selector(selector), self.table, self._signals, self._turn.asynchronous)
+        trial = Trial(f"{shadow.name} on trial", self.round + rounds, watch, describe(shadow), order)
+        if self._trial is not None and self._trial.name in self.shadows:
+            self.remove_shadow(self._trial.name)
+        self._add_shadow(trial.name, shadow, trial)
 
     def add_shadow(self, name: str, shadow: Selector[Any] | str) -> None:
         """Add a shadow selector; it first learns from the recorded rounds."""
         shadow = as_shadows({text(name, "'name'"): shadow})[name]
-        if name in self._shadows.running:
-            raise InputError(f"There is already a shadow {name!r}.", hint="remove it first, or choose another name")
         check_signals(shadow, self.table, None, f"shadow {name!r}")
         check_one_at_a_time(self._turn.asynchronous, shadow)
+        self._add_shadow(name, shadow, None)
+
+    def _add_shadow(self, name: str, shadow: Selector[Any], trial: Trial | None) -> None:
+        if name in self._shadows.running:
+            raise InputError(f"There is already a shadow {name!r}.", hint="remove it first, or choose another name")
         rng = streams.stream(self.seed, f"{streams.INITIALISATION}:{name}", 0)
         running = StatefulSelector.from_outcomes(shadow, self.table, self.journal, rng, name)
         shadows = self._shadows.with_one(running)
+        body = {"name": name, "what": "added", "round": self.round}
         with self._journal.event():
             self._journal.set_meta("shadows", shadows.specs)
             self._journal.save_state(name, running.state)
-            self._journal.add_event(SHADOW, {"name": name, "what": "added", "round": self.round})
-        self._shadows = shadows
+            self._journal.add_event(SHADOW, body if trial is None else {**body, **trial.body()})
+        self._shadows, self._trial = shadows, trial or self._trial
+
+    def _end_trial(self) -> None:
+        """If a trial is over, let its shadow choose from now on; a shadow that cannot is dropped."""
+        trial = self._trial
+        if trial is None or self.round < trial.until or trial.name not in self.shadows:
+            return
+        if trial.watch:
+            self._drop_shadow(trial.name, "removed", "its trial is over")
+            return
+        try:
+            self.change_selector(rebuild_selector(trial.selector, None, self.journal.path), order=trial.order)
+        except FedcohortError as error:
+            self._drop_shadow(trial.name, "failed", f"failed: it cannot take over: {error}")
 
     def remove_shadow(self, name: str) -> None:
         """Remove a shadow; what it would have picked stays on record."""
@@ -1002,8 +1080,10 @@ class Session:
 
     def _drop_shadow(self, name: str, what: str, reason: str) -> None:
         """Record in an event of its own that a shadow is gone; the session has the others."""
+        others = self._shadows.without([name])
         with self._journal.event():
-            self._record_dropped({name: reason}, self._shadows, what)
+            self._record_dropped({name: reason}, others, what)
+        self._shadows = others
 
     # -- parts of an event --------------------------------------------------------------------------------------------
 
@@ -1014,7 +1094,8 @@ class Session:
     def _record_dropped(self, reasons: Mapping[str, str], others: Shadows, what: str = "failed") -> None:
         """Record shadows that are dropped, each with the reason; ``others`` remain."""
         for name, reason in reasons.items():
-            log.warning("the shadow selector %r was dropped in round %d: %s", name, self.round, reason)
+            level = logging.WARNING if what == "failed" else logging.INFO
+            log.log(level, "the shadow selector %r was dropped in round %d: %s", name, self.round, reason)
             self._journal.set_meta("shadows", others.specs)
             self._journal.drop_state(name)
             self._journal.add_event(SHADOW, {"name": name, "what": what, "round": self.round, "reason": reason})

@@ -234,6 +234,16 @@ def check_one_at_a_time(asynchronous: bool, selector: Selector[Any]) -> None:
         )
 
 
+def fitting(
+    selector: Selector[Any], clients: ClientTable, signals: frozenset[Signal] | None, asynchronous: bool
+) -> Selector[Any]:
+    """Return a selector adapted to a session that has begun; raise an error if the session cannot have it."""
+    selector = selector.adapt(clients.signals | (signals or frozenset()))
+    check_signals(selector, clients, signals)
+    check_one_at_a_time(asynchronous, selector)
+    return selector
+
+
 def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
     """Raise a SelectorError if a cohort breaks the protocol."""
     name = selector_name(selector)
@@ -402,10 +412,12 @@ def check_report(
     report: RoundReport,
     *,
     by_keyword: bool = False,
+    chosen_by_it: bool = True,
 ) -> ReplyBlock:
     """Check a report and return it as columns.
 
-    ``earlier`` are the partial reports on the same cohort. Hints speak of keywords if the caller used them.
+    ``earlier`` are the partial reports on the same cohort. Hints speak of keywords if the caller used them. Clients
+    that another selector chose may not have been asked for what this one requires.
     """
     boolean(report.complete, "A report's 'complete'")
     # Identity and not equality, because comparing a large cohort would be most of the work of a report.
@@ -424,6 +436,8 @@ def check_report(
         if not signal.reported:
             raise InputError(f"The signal '{signal}' is not reported after a round; it is known {signal.known.value}.")
         column = _column(signal, values, count, earlier)
+        if not chosen_by_it and not np.isfinite(column).any():
+            continue  # nobody was asked for it
         if not np.isfinite(column).all():
             # A client with NaN or infinity is INVALID, and selectors see none of its numbers.
             invalid = ~np.isfinite(column).reshape(count, -1).all(axis=1)
@@ -431,7 +445,7 @@ def check_report(
             status[(status == Status.OK) & invalid] = Status.INVALID
         columns[signal.name] = freeze(column)
     ok = status == Status.OK
-    if ok.any():  # if all clients failed, there is nothing to measure
+    if ok.any() and chosen_by_it:  # if all clients failed, there is nothing to measure
         for signal in sorted(s for s in selector.requires if s.is_metric):
             if signal.name not in columns:
                 raise SignalError(

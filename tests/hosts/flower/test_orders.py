@@ -305,7 +305,10 @@ def test_orders_written_by_hand_need_only_what_they_change(tmp_path: Path, caplo
             ('{"resume": [true]}', "'resume' of an order must be a list of clients' names. Got [True]"),
             ('{"unpin": null}', "'unpin' of an order must be a list of clients' names. Got None"),
             ('{"id": 7}', "'id' of an order must be a text. Got 7"),
-            ('{"blok": ["ben"]}', "block, id, pause, pin, resume, rules, unblock, unpin. Got 'blok'"),
+            (
+                '{"blok": ["ben"]}',
+                "block, id, pause, pin, resume, rules, selector, trial, unblock, unpin, watch. Got 'blok'",
+            ),
             ("[]", "Got []"),
         ):
             caplog.clear()

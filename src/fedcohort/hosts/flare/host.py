@@ -256,7 +256,8 @@ class FlareHost(Host):
         """Send the global model to a cohort."""
         session = self._running
         required = metrics_of(session.requires)
-        record = question(required, receipt(session.journal, cohort.ticket, cohort.round))
+        asked = required | (session.trial_signals & self.sites.supplied())
+        record = question(asked, receipt(session.journal, cohort.ticket, cohort.round))
         record[SEED] = session.seed
         if cohort.work is not None:
             # All sites get the same task, so each finds its amount by its name.
@@ -492,6 +493,11 @@ class FlareHost(Host):
     def on_rules(self, order: Order) -> None:
         """Log that an operator has changed the rules."""
         self.controller.info(f"the operator's rules apply from round {self._running.round} on: {self._running.rules}")
+
+    def on_selector(self) -> None:
+        """Admit only sites that supply what the new selector reads, and log it."""
+        self.sites.required |= self._running.selector.requires
+        self.controller.info(f"from round {self._running.round} on, {self._running.selector.name} chooses")
 
     def on_chosen(self, cohort: Cohort, available: int) -> None:
         """Log who was chosen."""

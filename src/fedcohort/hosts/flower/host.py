@@ -220,7 +220,7 @@ class FlowerHost(Host):
             seed=seed,
             required=required,
             ask=question(
-                required | (self.optional_signals & self.population.supplied_signals()),
+                required | ((self.optional_signals | session.trial_signals) & self.population.supplied_signals()),
                 receipt(session.journal, cohort.ticket, cohort.round),
             ),
             confirmations=self.population.confirmations(session.table.names_of(cohort.clients)),
@@ -515,6 +515,13 @@ class FlowerHost(Host):
             "rules", "the operator's rules apply from round %d on: %s", session.round, session.rules,
             round=session.round, order=order.id, rules={} if session.rules is None else session.rules.to_dict(),
         )  # fmt: skip
+
+    def on_selector(self) -> None:
+        """Admit only clients that supply what the new selector reads, and log it."""
+        session = self._running
+        self.population.require(session.selector.requires)
+        name = session.selector.name
+        say("selector", "from round %d on, %s chooses", session.round, name, round=session.round, selector=name)
 
     def on_chosen(self, cohort: Cohort, available: int) -> None:
         """Log who was chosen."""
