@@ -107,28 +107,19 @@ def _intervals(kind: str, rng: np.random.Generator) -> list[tuple[float, float]]
     return found or [(0.0, end)]
 
 
-def truth(table: dict, ways: list[trial.Way], fit: Fit, folder: Path) -> dict[str, list[float]]:
+def truth(table: dict, ways: list[trial.Way], folder: Path) -> dict[str, list[float]]:
     """Return for each way the log of how many times as fast it truly is, seed by seed."""
-    found = {}
-    reference, limit = None, 0.0
+    found, goal = {}, None
     for number, way in enumerate(ways):
         changed = merge_tables({**table, "seeds": SEEDS}, {k: v for k, v in way.change.items() if k != "selectors"})
         changed["selectors"] = way.change.get("selectors", {"uniform": {}})
-        if reference is not None:
-            changed["run"] = {**changed["run"], "rounds": 4 * ROUNDS, "seconds": limit}
+        if goal is not None:
+            changed["run"] = {**changed["run"], "rounds": 4 * ROUNDS, "seconds": goal.limit}
         results = fc.run(changed, out=folder / str(number), quiet=True)
-        if reference is None:
-            reference = results
-            limit = max(float(results.column(info, "clock")[-1]) for info in results.runs)
-            theirs = sorted(results.runs, key=lambda info: info.seed)
-            levels = trial.goals(results, theirs)
-        logs = []
-        for mine, other in zip(sorted(results.runs, key=lambda info: info.seed), theirs, strict=True):
-            ours, base = (
-                np.minimum(trial.arrivals(r, i, 0.0, levels), limit) for r, i in ((results, mine), (reference, other))
-            )
-            logs.append(float(np.log(base / ours).mean()))
-        found[way.name] = logs
+        runs = sorted(results.runs, key=lambda info: info.seed)
+        goal = goal or trial.Goal.of(results, runs, 0.0)
+        times = [trial.arrivals(results, info, 0.0, goal.levels) for info in runs]
+        found[way.name] = [float(goal.times_as_fast(t, seed).mean()) for seed, t in enumerate(times)]
     return found
 
 
@@ -149,7 +140,7 @@ def check(number: int, out: Path, twins: int) -> dict:
     found = [str(change) for change in changes(record) if change.found]
     verdict = trial.judge(fit, learning, outcomes, found)
     advised = time.process_time() - began
-    true = truth(table, [outcome.way for outcome in outcomes], fit, folder / "true")
+    true = truth(table, [outcome.way for outcome in outcomes], folder / "true")
     result = {
         "words": words, "headline": verdict.headline, "drift": found, "fits": learning.fits,
         "advised": verdict.best.way.name if verdict.best else (trial.RECORDED if learning.fits and not found else None),

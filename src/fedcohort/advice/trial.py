@@ -1,10 +1,9 @@
 """Play several ways to run a federation on many twins, and compare them pair by pair.
 
 Every twin is one draw of the clients and of how hard learning is, with two seeds of its own. All ways see the same
-twins. How many
-times as fast a way is as the recorded one is the ratio of their times to the same accuracies: 70%, 85% and 95% of what
-the recorded way gains on that twin. The interval is for one more twin, which may be the true federation, so it does not
-shrink to nothing with more twins.
+twins. How many times as fast a way is as the recorded one is the ratio of their times to the same accuracies: 70%, 85%
+and 95% of what the recorded way gains on that twin. The interval is for one more twin, which may be the true
+federation, so it does not shrink to nothing with more twins.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from fedcohort.core.protocol import SELECTORS
 from fedcohort.simulate.config.toml import merge_tables
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.words import quantity
-from fedcohort.simulate.store.results import Results
+from fedcohort.simulate.store.results import Results, RunInfo
 
 LEVELS = (0.7, 0.85, 0.95)
 RECORDED = "as recorded"
@@ -176,8 +175,8 @@ def play(
     say(f"1 of {len(tried)}: {RECORDED}")
     reference = played({**table, "settings": settings}, folder / f"{twins}-twins" / "0", own_seeds=True)
     rounds = int(table["run"]["rounds"])
-    limits = [max(_clock(reference, info, fit.overhead)[-1] for info in runs) for runs in _grouped(reference)]
-    outcomes = [_measure(tried[0], reference, reference, fit, limits)]
+    goals = [Goal.of(reference, runs, fit.overhead) for runs in _grouped(reference)]
+    outcomes = [_measure(tried[0], reference, goals, fit)]
     for number, way in enumerate(tried[1:], start=2):
         say(f"{number} of {len(tried)}: {way.name}")
         changed = merge_tables(table, {k: v for k, v in way.change.items() if k != "selectors"})
@@ -188,18 +187,18 @@ def play(
             changed["run"] = {k: v for k, v in changed["run"].items() if k != "buffer"}
         if fit.record.timed:
             changed["run"] = {**changed["run"], "rounds": rounds * _LONGER}
-            own = [{**s, "run": {"seconds": max(limit, 1e-3)}} for s, limit in zip(settings, limits, strict=True)]
+            own = [{**s, "run": {"seconds": max(goal.limit, 1e-3)}} for s, goal in zip(settings, goals, strict=True)]
             if changed["run"].get("mode") == "async" or changed["run"].get("deadline") == "auto":
                 # Neither has the recorded deadline.
                 own = [{**s, "scenario": {k: v for k, v in s["scenario"].items() if k != "deadline"}} for s in own]
         else:
             own = settings
         results = played({**changed, "settings": own}, folder / f"{twins}-twins" / str(number - 1), own_seeds=True)
-        outcomes.append(_measure(way, results, reference, fit, limits))
+        outcomes.append(_measure(way, results, goals, fit))
     return outcomes
 
 
-def _clock(results: Results, info: Any, overhead: float) -> FloatArray:
+def _clock(results: Results, info: RunInfo, overhead: float) -> FloatArray:
     """Return the time after each round, in seconds, or in rounds if no time passes."""
     clock, rounds = results.column(info, "clock").astype(float), results.column(info, "round").astype(float)
     if not len(clock):
@@ -207,7 +206,7 @@ def _clock(results: Results, info: Any, overhead: float) -> FloatArray:
     return clock + overhead * (rounds + 1) if clock[-1] > 0 else rounds + 1
 
 
-def arrivals(results: Results, info: Any, overhead: float, levels: Sequence[float]) -> FloatArray:
+def arrivals(results: Results, info: RunInfo, overhead: float, levels: Sequence[float]) -> FloatArray:
     """Return when the smoothed accuracy of a run reaches each level, infinity if never."""
     x, y = scores(results, info)
     clock, rounds = _clock(results, info, overhead), results.column(info, "round").astype(float)
@@ -217,64 +216,81 @@ def arrivals(results: Results, info: Any, overhead: float, levels: Sequence[floa
     return np.array([times[i] if i < len(times) else math.inf for i in at])
 
 
-def goals(results: Results, infos: Sequence[Any]) -> list[float]:
-    """Return the accuracies to reach: parts of the way from the start to where these runs end."""
-    curves = [smooth(scores(results, info)[1]) for info in infos]
-    start, end = float(np.mean([c[0] for c in curves])), float(np.mean([c[-3:].mean() for c in curves]))
-    return [start + level * (end - start) for level in LEVELS]
+@dataclass(frozen=True, eq=False)
+class Goal:
+    """What the ways are measured by on one twin.
+
+    Attributes
+    ----------
+    levels : list of float
+        The accuracies to reach: parts of the way from the start to where the recorded way ends.
+    limit : float
+        The time that there is: until the recorded way ends.
+    arrivals : tuple of (3,) float array
+        By seed, when the recorded way reaches each level.
+    """
+
+    levels: list[float]
+    limit: float
+    arrivals: tuple[FloatArray, ...]
+
+    @classmethod
+    def of(cls, results: Results, infos: Sequence[RunInfo], overhead: float) -> Goal:
+        """Return the goal that the recorded way's runs on one twin set."""
+        curves = [smooth(scores(results, info)[1]) for info in infos]
+        start, end = float(np.mean([c[0] for c in curves])), float(np.mean([c[-3:].mean() for c in curves]))
+        levels = [start + level * (end - start) for level in LEVELS]
+        limit = max(float(_clock(results, info, overhead)[-1]) for info in infos)
+        return cls(levels, limit, tuple(arrivals(results, info, overhead, levels) for info in infos))
+
+    def times_as_fast(self, times: FloatArray, seed: int) -> FloatArray:
+        """Return the logs; a run that does not arrive needs longer than all the time there was."""
+        logs: FloatArray = np.log(np.minimum(self.arrivals[seed], self.limit) / np.minimum(times, self.limit))
+        return logs
 
 
-def _measure(way: Way, results: Results, reference: Results, fit: Fit, limits: Sequence[float]) -> Outcome:
-    own = _grouped(results)
-    theirs = _grouped(reference)
-    overhead = fit.overhead
-    ours_overhead = 0.0 if way.change.get("run", {}).get("mode") == "async" else overhead
-    logs, seconds, work, slowest, worst, even, missed = [], [], [], [], [], [], []
-    slow = _slow_quarter(fit)
-    for i, limit in enumerate(limits):
-        levels = goals(reference, theirs[i])
-        ratio, times_, works = [], [], []
-        for mine, other in zip(own[i], theirs[i], strict=True):
-            ours = arrivals(results, mine, ours_overhead, levels)
-            base_ = arrivals(reference, other, overhead, levels)
-            # A run that does not arrive needs longer than all the time there was.
-            ratio += np.log(np.minimum(base_, limit) / np.minimum(ours, limit)).tolist()
-            missed.append(math.isinf(ours[-1]))
-            times_.append(min(float(ours[-1]), limit))
-            works.append(_work_until(results, mine, times_[-1], ours_overhead))
-            picked = np.bincount(results.members(mine)["client"], minlength=len(fit.record.names)).astype(float)
-            slowest.append(picked[slow].sum() / max(picked.sum(), 1.0))
-            even.append(picked.sum() ** 2 / max(len(picked) * (picked**2).sum(), 1.0))
-            groups = results.column(mine, "worst_group").astype(float)
+def _measure(way: Way, results: Results, goals: Sequence[Goal], fit: Fit) -> Outcome:
+    overhead = 0.0 if way.change.get("run", {}).get("mode") == "async" else fit.overhead
+    n = len(fit.record.names)
+    speeds = fit.draw(None).seconds
+    slow = np.arange(n) if speeds is None else np.argsort(speeds)[n - max(1, n // 4) :]
+    rows = []  # a row for each run
+    for goal, runs in zip(goals, _grouped(results), strict=True):
+        for seed, info in enumerate(runs):
+            times = arrivals(results, info, overhead, goal.levels)
+            end = min(float(times[-1]), goal.limit)
+            picked = np.bincount(results.members(info)["client"], minlength=n).astype(float)
+            total = max(picked.sum(), 1.0)
+            groups = results.column(info, "worst_group").astype(float)
             groups = groups[np.isfinite(groups)]
-            worst.append(float(groups[-5:].mean()) if len(groups) else math.nan)
-        logs.append(float(np.mean(ratio)))
-        seconds.append(float(np.mean(times_)))
-        work.append(float(np.mean(works)))
-    shares = [np.array(values).reshape(len(limits), -1).mean(axis=1) for values in (slowest, worst, even)]
-    return Outcome(way, np.array(logs), float(np.mean(missed)), np.array(seconds), np.array(work), *shares)
+            rows.append((
+                goal.times_as_fast(times, seed).mean(),
+                math.isinf(times[-1]),
+                end,
+                _work_until(results, info, end, overhead),
+                picked[slow].sum() / total,
+                groups[-5:].mean() if len(groups) else math.nan,
+                total**2 / (n * max((picked**2).sum(), 1.0)),
+            ))  # fmt: skip
+    by_twin = np.array(rows, np.float64).reshape(len(goals), -1, 7).mean(axis=1)
+    logs, missed, *others = by_twin.T
+    return Outcome(way, logs, float(missed.mean()), *others)
 
 
-def _grouped(results: Results) -> list[list[Any]]:
+def _grouped(results: Results) -> list[list[RunInfo]]:
     """Return the runs by twin, in the order of seeds."""
-    found: dict[int, list[Any]] = {}
+    found: dict[int, list[RunInfo]] = {}
     for info in sorted(results.runs, key=lambda info: info.seed):
         found.setdefault(int(info.setting["name"]), []).append(info)
     return [found[i] for i in sorted(found)]
 
 
-def _work_until(results: Results, info: Any, time: float, overhead: float) -> float:
+def _work_until(results: Results, info: RunInfo, time: float, overhead: float) -> float:
     clock = _clock(results, info, overhead)
     column = results.column(info, "client_seconds").astype(float)
     if not column.any():  # no clocks: count the models
         column = np.array([len(d) for d in results.per_client(info, "durations")], np.float64)
     return float(column[: int(np.searchsorted(clock, time, side="right"))].sum())
-
-
-def _slow_quarter(fit: Fit) -> Any:
-    seconds = fit.draw(None).seconds
-    n = len(fit.record.names)
-    return np.arange(n) if seconds is None else np.argsort(seconds)[n - max(1, n // 4) :]
 
 
 @dataclass(frozen=True)

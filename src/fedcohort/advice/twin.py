@@ -32,7 +32,7 @@ FEWEST_ROUNDS = 10  # with an accuracy or loss on record; fewer do not show how 
 _FEWEST = 8  # samples of a client; fewer would be no batch
 SEEDS = [0, 1]
 _LEAST_CHANCE = 0.02
-_INDEPENDENT = 3.0  # how many independent pieces a recorded curve is worth
+_SMOOTH = 5  # rounds over which a curve is smoothed; so one piece of such a length is independent of the next
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,11 +198,11 @@ def calibrate(fit: Fit, stand: Stand, model: str | None, folder: Path) -> Learni
         recorded = (recorded - recorded[0]) / (recorded[-1] - recorded[0] or 1.0)
         start, span = simulated[:, :, :1], simulated[:, :, -1:] - simulated[:, :, :1]
         simulated = (simulated - start) / np.where(np.abs(span) < 1e-3, 1.0, span)
-    # One recorded run differs from the mean by chance as much as one seed does, but few of its rounds independently.
+    # One recorded run differs from the mean by chance as much as one seed does, but not every round independently.
     chance = max(float(simulated.var(axis=1, ddof=1).mean()), _LEAST_CHANCE**2)
     mean = simulated.mean(axis=1)
     error = ((mean - recorded) ** 2).mean(axis=1)
-    chances = np.exp(-0.5 * _INDEPENDENT * (error - error.min()) / chance)
+    chances = np.exp(-0.5 * len(rounds) / _SMOOTH * (error - error.min()) / chance)
     chosen = np.flatnonzero(chances > 0.05)
     weights = chances[chosen] / chances[chosen].sum()
     margin = 2 * math.sqrt(chance)
@@ -247,7 +247,7 @@ def scores(results: Results, info: RunInfo) -> tuple[FloatArray, FloatArray]:
     return (x[known], y[known]) if known.any() else (np.zeros(1), np.zeros(1))
 
 
-def smooth(values: FloatArray, width: int = 5) -> FloatArray:
+def smooth(values: FloatArray, width: int = _SMOOTH) -> FloatArray:
     """Return the mean over up to ``width`` neighbours, fewer at both ends."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))

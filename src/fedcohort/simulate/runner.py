@@ -44,7 +44,8 @@ from fedcohort.simulate.store.writer import ExperimentWriter, check_continuable,
 
 log = logging.getLogger(__name__)
 
-_STATUS_SECONDS = 1.0
+_STATUS_SECONDS = 1.0  # between two reports
+_STATUS_REST = 20.0  # or so many times as long as writing one takes: many runs with long settings, on a busy machine
 
 
 class Machine(TypedDict, total=False):
@@ -283,14 +284,13 @@ class Simulation:
         }
 
     def _report(self, state: str, message: str = "", force: bool = True) -> None:
-        """Replace status.json and runs.json, at most once a second unless forced.
+        """Replace status.json and runs.json, at most once a second unless forced, and more rarely if that takes long.
 
         Between checkpoints it does not wait for the disk, because both are written again when an experiment continues.
         """
         now = time.monotonic()
         if not force and now < self._status_due:
             return
-        self._status_due = now + _STATUS_SECONDS
         # The remaining rounds of a run that ended early are not left to do.
         done = sum(info.rounds_done for info in self._infos.values())
         left = sum(
@@ -314,6 +314,8 @@ class Simulation:
             message=message,
             durable=force,
         )
+        ended = time.monotonic()
+        self._status_due = ended + max(_STATUS_SECONDS, _STATUS_REST * (ended - now))
 
     # -- driving -----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,7 +205,7 @@ class ExperimentWriter:
 
     def runs(self, runs: Sequence[RunInfo], *, durable: bool = True) -> None:
         """Replace runs.json."""
-        write_json(self.path / "runs.json", [asdict(run) for run in runs], durable=durable)
+        write_json(self.path / "runs.json", [vars(run) for run in runs], durable=durable)
 
     def has_federation(self, key: str) -> bool:
         """Whether a federation's facts have been written."""
