@@ -19,7 +19,7 @@ from fedcohort.cli.app import app as cli
 from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.hosts.live import play
-from fedcohort.hosts.pace import Incidence, Pace, expected_rounds, first_deadline, incidence, log_rank
+from fedcohort.hosts.pace import Pace, _expected_rounds, _Incidence, _incidence, _log_rank, first_deadline
 from fedcohort.hosts.round import Policy, Round, closing
 from fedcohort.journal.events import PROPOSED, TIMES
 from fedcohort.report.account import read_account
@@ -40,7 +40,7 @@ def test_without_failures_the_incidence_is_kaplan_meier() -> None:
     seconds, waited = draw.exponential(1.0, 200).round(1), draw.uniform(0, 2, 200).round(1)
     answered = seconds <= waited
     observed = np.minimum(seconds, waited)
-    found = incidence(observed, answered, np.zeros(200, np.bool_))
+    found = _incidence(observed, answered, np.zeros(200, np.bool_))
     oracle = ecdf(CensoredData(observed[answered], right=observed[~answered])).cdf
     np.testing.assert_allclose(found.answered, oracle.evaluate(found.times))
 
@@ -48,7 +48,7 @@ def test_without_failures_the_incidence_is_kaplan_meier() -> None:
 def test_with_failures_it_counts_shares_where_nobody_is_censored() -> None:
     draw = np.random.default_rng(2)
     seconds, failed = draw.exponential(1.0, 100).round(1), draw.random(100) < 0.3
-    found = incidence(seconds, ~failed, failed)
+    found = _incidence(seconds, ~failed, failed)
     np.testing.assert_allclose(found.answered, [(seconds[~failed] <= t).sum() / 100 for t in found.times])
     np.testing.assert_allclose(found.failed, [(seconds[failed] <= t).sum() / 100 for t in found.times])
 
@@ -58,7 +58,7 @@ def test_two_groups_are_compared_by_the_log_rank_test() -> None:
     first, second = draw.exponential(1.0, 60).round(2), draw.exponential(1.4, 80).round(2)
     theirs = second < 1.0
     oracle = logrank(first, CensoredData(second[theirs], right=np.full(int((~theirs).sum()), 1.0)))
-    found = log_rank(first, np.ones(60, np.bool_), np.where(theirs, second, 1.0), theirs)
+    found = _log_rank(first, np.ones(60, np.bool_), np.where(theirs, second, 1.0), theirs)
     assert abs(found) == pytest.approx(abs(oracle.statistic))
 
 
@@ -69,8 +69,8 @@ def test_two_groups_are_compared_by_the_log_rank_test() -> None:
 def test_the_expected_round_is_that_of_all_rounds_there_can_be(n: int, enough: int, least: int, needed: int) -> None:
     # One client answers after 1, 2 or 5 s, fails after 3 s, or is silent.
     what = [(1.0, OK, 0.3), (2.0, OK, 0.2), (5.0, OK, 0.1), (3.0, FAILED, 0.15), (np.inf, MISSING, 0.25)]
-    found = Incidence(np.array([1.0, 2.0, 3.0, 5.0]), np.array([0.3, 0.5, 0.5, 0.6]), np.array([0.0, 0.0, 0.15, 0.15]))
-    seconds, models = expected_rounds(found, n, enough, least, needed)
+    found = _Incidence(np.array([1.0, 2.0, 3.0, 5.0]), np.array([0.3, 0.5, 0.5, 0.6]), np.array([0.0, 0.0, 0.15, 0.15]))
+    seconds, models = _expected_rounds(found, n, enough, least, needed)
     for deadline, lasts, brings in zip(found.times, seconds, models, strict=True):
         mean = np.zeros(2)
         for clients in itertools.product(what, repeat=n):

@@ -194,16 +194,14 @@ class Player:
         The session's number of rounds, including those already recorded.
     """
 
-    def __init__(
-        self, messenger: Messenger, session: Session, policy: Policy, rounds: int, leases: Leases | None
-    ) -> None:
+    def __init__(self, host: Messenger, session: Session, policy: Policy, rounds: int, leases: Leases | None) -> None:
+        self.host = host
         self.leases = leases
-        self._messenger = messenger
         self.session = session
         self.policy = policy
         self.rounds = rounds
         self.watch = Watch(session, policy.early_stop)
-        self._selector = session.selector  # that the messenger knows
+        self._selector = session.selector  # that the host knows
         self.online: IntArray = np.empty(0, np.int64)
         self.written_off: set[tuple[int, str]] = set()  # tickets and clients reported as failed without an answer
         self._strangers: list[str] = []  # names that were online and that the session does not know
@@ -215,21 +213,21 @@ class Player:
 
     def _stops_early(self) -> str | None:
         """Return why the run ends before its last round, or None."""
-        return self._messenger.stop() or self.watch.reason()
+        return self.host.stop() or self.watch.reason()
 
     def _look(self) -> IntArray:
         """Update who is online and carry out the operator's orders; return the clients that are busy."""
-        reachable = self._messenger.online()
+        reachable = self.host.online()
         self.online = self._free(reachable.clients)
         carried_out = orders.take(self.session, self._check_feasible)
         for order in carried_out:
             if order.selector is None:
-                self._messenger.on_rules(order)
+                self.host.on_rules(order)
         if self.session.selector is not self._selector:
             self._selector = self.session.selector
-            self._messenger.on_selector()
+            self.host.on_selector()
         if carried_out:  # an order may block clients or unblock them, and names may become known by it
-            reachable = self._messenger.online()
+            reachable = self.host.online()
             self.online = self._free(reachable.clients)
         return self._indices(reachable.busy)
 
@@ -243,7 +241,7 @@ class Player:
 
     def _absent(self) -> list[str]:
         """Describe the clients that cannot take part, those that work for other runs included."""
-        absent = list(self._messenger.absent())
+        absent = list(self.host.absent())
         if self._strangers:
             absent.append(f"{join_names(self._strangers)} unknown to the session")
         if self.leases is None:
@@ -298,7 +296,7 @@ class Player:
             if valid:
                 why = f"answered after {reply.seconds:.1f} s, when the round was closed"
                 self._note_failures(cohort.round, reply.ticket, {reply.client: why})
-                self._messenger.on_late(reply, cohort.round)
+                self.host.on_late(reply, cohort.round)
         return taken
 
     def _asked_cohort(self, reply: Reply) -> CohortRow | None:
@@ -324,9 +322,10 @@ class Player:
 class _RoundPlayer(Player):
     """One call of :func:`play`."""
 
+    host: Host
+
     def __init__(self, host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None) -> None:
         super().__init__(host, session, policy, rounds, leases)
-        self.host = host
         self.attempts = Attempts.of(session, policy)
         self.pace = Pace.of(session, host.now()) if policy.deadline == "auto" else None
         self._leaves_out = False  # whether the newest deadline leaves out a part of the federation
@@ -391,19 +390,15 @@ class _RoundPlayer(Player):
             why = self._lease(cohort)
             if not why:
                 self.host.on_chosen(cohort, len(available))
-                self._warn_of_slow(round_)
+                left_out = round_.left_out()
+                if left_out and not self._leaves_out:  # one warning until it changes
+                    log.warning(
+                        "the deadline of %.3g s leaves out %d of the %d clients asked so far, which take longer",
+                        round_.proposal.deadline, left_out["left_out"], left_out["asked"],
+                    )  # fmt: skip
+                self._leaves_out = bool(left_out)
                 return round_
             self._give_up(cohort, why)
-
-    def _warn_of_slow(self, round_: Round) -> None:
-        """Warn, once until it changes, that a deadline leaves out a part of the federation."""
-        left_out = round_.left_out()
-        if left_out and not self._leaves_out:
-            log.warning(
-                "the deadline of %.3g s leaves out %d of the %d clients asked so far, which take longer",
-                round_.proposal.deadline, left_out["left_out"], left_out["asked"],
-            )  # fmt: skip
-        self._leaves_out = bool(left_out)
 
     def _give_up(self, cohort: Cohort, why: str) -> None:
         """Abandon a cohort that cannot train."""
@@ -454,16 +449,12 @@ class _RoundPlayer(Player):
             self._note_failures(cohort.round, cohort.ticket, round_.reasons)
         if aggregation.corrections:
             self._note_corrections(cohort.round, aggregation.corrections)
-        if aggregation.error:
-            self._abandon(round_, aggregation)
-        else:
+        if not aggregation.error:
             self._finish(round_, aggregation)
-
-    def _abandon(self, round_: Round, aggregation: Aggregation) -> None:
-        """Record that a round gave no model; it is tried again, or the run ends."""
+            return
         silent = round_.abandon(aggregation.error, aggregation.metrics)
         # The session has closed their entries as FAILED, so a late answer would be their second report.
-        self.written_off.update((round_.cohort.ticket, client) for client in silent)
+        self.written_off.update((cohort.ticket, client) for client in silent)
         self.session.commit()
         self.host.on_abandoned(round_, aggregation)
         self.attempts.fail(round_, int(aggregation.kept.sum()))
@@ -518,19 +509,15 @@ class _RoundPlayer(Player):
         taken = super()._take_late(replies)
         for reply, row in taken:
             (places,) = np.nonzero(row.clients == self.session.table.index(reply.client))
-            if self.pace is not None:
-                self._time_late(self.pace, reply, places.tolist())
+            if self.pace is not None:  # automatic deadlines depend on how long it took
+                at, seconds, failed = places.tolist(), [reply.seconds], [0] if reply.status is not Status.OK else []
+                self.pace.correct(reply.ticket, at, np.array(seconds), np.array([bool(failed)]))
+                body = {"ticket": reply.ticket, "places": at, "seconds": seconds, "failed": failed}
+                self.session.note(TIMES, body)
             if self.policy.late == "count" and reply.status is Status.OK:
-                times = 1.0 if row.weights is None else float(row.weights[places].item())
-                self.late = newest_late([*self.late, (reply, row.round, times)], _client_of)
+                counted = 1.0 if row.weights is None else float(row.weights[places].item())
+                self.late = newest_late([*self.late, (reply, row.round, counted)], _client_of)
         return taken
-
-    def _time_late(self, pace: Pace, reply: Reply, places: list[int]) -> None:
-        """Record how long a late client took, because automatic deadlines depend on it."""
-        failed = reply.status is not Status.OK
-        pace.correct(reply.ticket, places, np.array([reply.seconds]), np.array([failed]))
-        body = {"ticket": reply.ticket, "places": places, "seconds": [reply.seconds], "failed": [0] if failed else []}
-        self.session.note(TIMES, body)
 
 
 def _drop(reply: Reply, why: str) -> None:

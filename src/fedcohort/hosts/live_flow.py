@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.core.signals import Signal
@@ -95,6 +95,8 @@ def play_flow(
 class _FlowPlayer(Player):
     """One call of :func:`play_flow`."""
 
+    host: FlowHost
+
     def __init__(
         self,
         host: FlowHost,
@@ -105,7 +107,6 @@ class _FlowPlayer(Player):
         leases: Leases | None,
     ) -> None:
         super().__init__(host, session, policy, models, leases)
-        self.host = host
         self.flow = Flow(session, flow_policy, host.now())
         self.silence = Silence.of(session, policy.deadline)
         self.begun: dict[int, float] = {}  # by ticket, of clients that have not answered
@@ -127,7 +128,14 @@ class _FlowPlayer(Player):
             stop = self._proceed()
             if stop is not None or self.session.round >= self.rounds:
                 return stop
-            for reply in host.receive(self._next_look()):
+            # There is nothing to do until then, unless a client answers.
+            until = min(map(self._ends, flow.at_work), default=math.inf)
+            if not flow.lacks_clients:
+                until = min(until, flow.due_at)
+            now = host.now()
+            if flow.free:  # whoever could take the place may come online without a message
+                until = min(until, now + LOOK_EVERY)
+            for reply in host.receive(max(until, now)):
                 self._take(reply)
                 stop = self._proceed()
                 if stop is not None or self.session.round >= self.rounds:
@@ -145,22 +153,17 @@ class _FlowPlayer(Player):
         self.session.commit()  # events after the last choice
         return stop
 
-    def _next_look(self) -> float:
-        """Return the time until which there is nothing to do unless a client answers."""
-        now = self.host.now()
-        moments = [min(map(self._ends, self.flow.at_work), default=math.inf)]
-        if not self.flow.lacks_clients:
-            moments.append(self.flow.due_at)
-        if self.flow.free:  # whoever could take the place may come online without a message
-            moments.append(now + LOOK_EVERY)
-        return max(min(moments), now)
-
     # -- the choice ---------------------------------------------------------------------------------------------------
 
     def _fill(self) -> str | None:
         host, flow, session = self.host, self.flow, self.session
         while flow.free:
-            online, free = self._online_and_free()
+            busy = self._look()
+            online = np.zeros(session.table.n, np.bool_)
+            online[self.online] = True
+            online &= session.active
+            free = online & ~flow.busy
+            free[busy] = False
             failed = free & flow.passed_over
             available = free & ~failed
             resting = available & self.silence.resting(host.now(), len(free))
@@ -186,16 +189,6 @@ class _FlowPlayer(Player):
             if cohort.stop is not None or not cohort.size:
                 return cohort.stop
         return None
-
-    def _online_and_free(self) -> tuple[BoolArray, BoolArray]:
-        """Return (N,) whether each client is online, and whether it could be asked now."""
-        session, busy = self.session, self._look()
-        online = np.zeros(session.table.n, np.bool_)
-        online[self.online] = True
-        online &= session.active
-        free = online & ~self.flow.busy
-        free[busy] = False
-        return online, free
 
     def _wait(self, shortage: Shortage) -> None:
         """Handle a moment in which nobody can be asked; raise an error if nobody has been at work for too long."""

@@ -10,9 +10,9 @@ import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Status
-from fedcohort.core.signals import OnServer, Signal, VectorOf
+from fedcohort.core.signals import OnServer, Signal, VectorOf, vectors_of
 from fedcohort.core.vectors import OutputLayer, needs_output_layer, output_layer, vector_signal
-from fedcohort.hosts.wire import Value
+from fedcohort.hosts.wire import Value, read_gradient, read_report
 from fedcohort.training.filters import Filter, KeepAll, Replies, checked_decision
 
 Model = Mapping[str, AnyArray]  # arrays by name, of types that NumPy computes with
@@ -29,22 +29,43 @@ def parameters(model: Model) -> Model:
     return {name: array for name, array in model.items() if array.dtype.kind == "f" and not is_statistic(name)}
 
 
-def reported_signals(required: Iterable[Signal]) -> list[Signal]:
-    """Return those of the signals that a client must report as numbers; the server measures the others."""
-    measured = (VectorOf, OnServer)
-    return sorted(s for s in required if s.is_metric and not isinstance(s.how, measured) and s != Signal.DURATION)
+class InvalidReplyError(Exception):
+    """A client's reply cannot be averaged; the text says why."""
 
 
-def lacking(
-    reported: Iterable[Signal], values: Mapping[Signal, Value], gradient: FloatArray | None, needs_gradient: bool
-) -> str:
-    """Describe what the selector needs and a client did not report, or return an empty string."""
-    for signal in reported:
-        if signal not in values:
-            return f"it reported no finite '{signal}' ({signal.meaning})"
-    if needs_gradient and (gradient is None or not np.isfinite(gradient).all()):
-        return "it reported no finite gradient"
-    return ""
+class RequiredReport:
+    """What each client of a round must report, because the selector needs it.
+
+    Attributes
+    ----------
+    signals : list of Signal
+        The numbers and vectors to report; the server measures the other signals itself.
+    gradient : bool
+        Whether the full-batch gradient is needed.
+    """
+
+    def __init__(self, required: Iterable[Signal]) -> None:
+        measured = (VectorOf, OnServer)
+        self.signals = sorted(
+            s for s in required if s.is_metric and not isinstance(s.how, measured) and s != Signal.DURATION
+        )
+        self.gradient = bool(vectors_of(required, "gradient"))
+
+    def read(
+        self, record: Mapping[str, object] | None, seconds: float
+    ) -> tuple[dict[Signal, Value], FloatArray | None]:
+        """Return what a client reported, with how long it took, and its gradient if one is needed."""
+        values = read_report(record)
+        values[Signal.DURATION] = seconds
+        for signal in self.signals:
+            if signal not in values:
+                raise InvalidReplyError(f"it reported no finite '{signal}' ({signal.meaning})")
+        if not self.gradient:
+            return values, None
+        gradient = read_gradient(record)
+        if gradient is None or not np.isfinite(gradient).all():
+            raise InvalidReplyError("it reported no finite gradient")
+        return values, gradient
 
 
 def flat(model: Model) -> FloatArray:

@@ -10,7 +10,7 @@ the deadline D. If clients answer independently, with the share :math:`F(t)` tha
 A round with fewer than k models counts with the models it has, and the next round asks other clients. A model takes
 :math:`(E[T] + p)/E[M]` seconds, where p is the usual pause between two rounds. The proposal is the pair (D, s) that
 minimises this time. Rounds with too few models contribute nothing to E[M]. A round that needs a minimum of models
-continues after D until it has them; :func:`expected_rounds` counts this time too.
+continues after D until it has them; :func:`_expected_rounds` counts this time too.
 
 F and G are Aalen-Johansen estimates, in which a client that has not answered yet is censored. A late answer is added
 when it arrives, so a deadline hides slow clients only for a while.
@@ -66,7 +66,7 @@ class Proposal(NamedTuple):
     spares: int
 
 
-class Incidence(NamedTuple):
+class _Incidence(NamedTuple):
     """The shares of clients that have answered or failed by each time; the arrays are (m,)."""
 
     times: FloatArray  # ascending
@@ -74,7 +74,7 @@ class Incidence(NamedTuple):
     failed: FloatArray
 
 
-def incidence(seconds: FloatArray, answered: BoolArray, failed: BoolArray) -> Incidence:
+def _incidence(seconds: FloatArray, answered: BoolArray, failed: BoolArray) -> _Incidence:
     """Return the Aalen-Johansen estimate of the shares of clients that answer or fail by each time.
 
     Parameters
@@ -85,7 +85,7 @@ def incidence(seconds: FloatArray, answered: BoolArray, failed: BoolArray) -> In
 
     Examples
     --------
-    >>> shares = incidence(np.array([1.0, 2.0, 3.0]), np.array([True, False, True]), np.zeros(3, bool))
+    >>> shares = _incidence(np.array([1.0, 2.0, 3.0]), np.array([True, False, True]), np.zeros(3, bool))
     >>> shares.times, shares.answered.round(2)
     (array([1., 3.]), array([0.33, 1.  ]))
     """
@@ -97,10 +97,10 @@ def incidence(seconds: FloatArray, answered: BoolArray, failed: BoolArray) -> In
     # The share that has neither answered nor failed before each time (Kaplan-Meier).
     before = np.concatenate([[1.0], np.cumprod(1.0 - answers - failures)[:-1]])
     known = answers + failures > 0
-    return Incidence(times[known], np.cumsum(before * answers)[known], np.cumsum(before * failures)[known])
+    return _Incidence(times[known], np.cumsum(before * answers)[known], np.cumsum(before * failures)[known])
 
 
-def expected_rounds(shares: Incidence, n: int, enough: int, least: int, needed: int) -> tuple[FloatArray, FloatArray]:
+def _expected_rounds(shares: _Incidence, n: int, enough: int, least: int, needed: int) -> tuple[FloatArray, FloatArray]:
     """Return the average duration of a round and its number of models, with each of the times as deadline.
 
     Parameters
@@ -132,10 +132,10 @@ def expected_rounds(shares: Incidence, n: int, enough: int, least: int, needed: 
     return seconds, (utility * share).sum(0) + (needed if needed >= least else 0) * later
 
 
-def log_rank(seconds: FloatArray, answered: BoolArray, others: FloatArray, others_answered: BoolArray) -> float:
+def _log_rank(seconds: FloatArray, answered: BoolArray, others: FloatArray, others_answered: BoolArray) -> float:
     """Return by how many standard deviations a group of clients answered earlier than expected from both groups.
 
-    >>> log_rank(np.arange(1.0, 9.0), np.ones(8, bool), np.arange(11.0, 19.0), np.ones(8, bool)) > 3
+    >>> _log_rank(np.arange(1.0, 9.0), np.ones(8, bool), np.arange(11.0, 19.0), np.ones(8, bool)) > 3
     True
     """
     times, count = np.unique(np.concatenate([seconds[answered], others[others_answered]]), return_counts=True)
@@ -322,11 +322,15 @@ class Pace:
             if (fastest < shortest / _FASTER).sum() > MAX_LEFT_OUT * len(fastest):
                 spares = 0
         recent = self._similar_cohorts(now)
-        shares = _incidence_of(recent, now)
+        nothing = np.empty(0)
+        shares = _incidence(*_observations(recent, now)) if recent else _Incidence(nothing, nothing, nothing)
+        if len(shares.times) > _POINTS:
+            some = np.unique(np.linspace(0, len(shares.times) - 1, _POINTS).round().astype(np.int64))
+            shares = _Incidence(*(column[some] for column in shares))
         pauses = [after.begun - before.closed for before, after in pairwise(recent)]
         pause = max(float(np.median(pauses)), 0.0) if pauses else 0.0
         for extra in np.unique(np.linspace(0, spares, min(spares + 1, _CHOICES)).round().astype(np.int64)).tolist():
-            seconds, models = expected_rounds(shares, size + extra, size, least, needed)
+            seconds, models = _expected_rounds(shares, size + extra, size, least, needed)
             # Seconds per model that counts; infinite if a deadline gives none.
             per_model = np.full(len(models), np.inf)
             np.divide(seconds + pause, models, out=per_model, where=models > 0)
@@ -345,7 +349,9 @@ class Pace:
         while begin > 0 and sum(len(cohort.seconds) for cohort in cohorts[begin:]) < _MAX_CONSIDERED:
             # Compared with as many older cohorts, so a change is found within a factor of two of its age.
             before = max(2 * begin - len(cohorts), 0)
-            if abs(log_rank(*_answers(cohorts[begin:], now), *_answers(cohorts[before:begin], now))) > _DIFFERENT:
+            groups = cohorts[begin:], cohorts[before:begin]
+            (seconds, answered, _), (older, older_answered, _) = (_observations(group, now) for group in groups)
+            if abs(_log_rank(seconds, answered, older, older_answered)) > _DIFFERENT:
                 break
             begin = before
         return cohorts[begin:]
@@ -359,19 +365,3 @@ def _observations(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, Bo
     # With a tolerance, because the answer that closed a round came at exactly its end.
     known = seconds <= so_far + 1e-9 * (1.0 + abs(now))
     return np.where(known, seconds, so_far), known & ~failed, known & failed
-
-
-def _answers(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolArray]:
-    return _observations(cohorts, now)[:2]
-
-
-def _incidence_of(cohorts: Sequence[_Times], now: float) -> Incidence:
-    """Return the shares of clients that answered or failed, with at most ``_POINTS`` times."""
-    if not cohorts:
-        return Incidence(np.empty(0), np.empty(0), np.empty(0))
-    seconds, answered, failed = _observations(cohorts, now)
-    shares = incidence(seconds, answered, failed)
-    if len(shares.times) <= _POINTS:
-        return shares
-    places = np.unique(np.linspace(0, len(shares.times) - 1, _POINTS).round().astype(np.int64))
-    return Incidence(*(column[places] for column in shares))

@@ -158,7 +158,7 @@ class Policy:
         return 1 if self.min_replies is None else self.min_replies
 
 
-class Closing(NamedTuple):
+class _Closing(NamedTuple):
     """When a round closes, and the status of its clients by then."""
 
     status: AnyArray  # (k,) of Status
@@ -167,7 +167,7 @@ class Closing(NamedTuple):
 
 def closing(
     seconds: FloatArray, status: AnyArray, *, deadline: float | None = None, enough: int | None = None
-) -> Closing:
+) -> _Closing:
     """Return when a round closes, and the status of each client by then.
 
     A round closes when everybody has answered, when ``enough`` valid models have arrived, or at the deadline, whichever
@@ -186,7 +186,7 @@ def closing(
     --------
     >>> arrivals, fine = np.array([3.0, 1.0, 2.0]), np.zeros(3, np.int8)
     >>> closing(arrivals, fine, deadline=2.5)
-    Closing(status=array([3, 0, 0], dtype=int8), seconds=2.5)
+    _Closing(status=array([3, 0, 0], dtype=int8), seconds=2.5)
     >>> closing(arrivals, fine, enough=1).seconds
     1.0
     """
@@ -202,7 +202,7 @@ def closing(
     if late.any():
         status = status.copy()
         status[late & (status != _MISSING)] = _LATE
-    return Closing(status, end)
+    return _Closing(status, end)
 
 
 class Reply(NamedTuple):
@@ -451,11 +451,11 @@ class Round:
         self.status, self._lasted = self._closing()
         return self._lasted
 
-    def _closing(self) -> Closing:
+    def _closing(self) -> _Closing:
         found = closing(self.seconds, self.status, deadline=self.deadline, enough=self.enough)
         if found.seconds >= self.shortest:
             return found
-        return Closing(closing(self.seconds, self.status, deadline=self.shortest).status, self.shortest)
+        return _Closing(closing(self.seconds, self.status, deadline=self.shortest).status, self.shortest)
 
     @property
     def closed_at(self) -> float:
@@ -637,17 +637,14 @@ class Attempts:
         self.left_out.update(round_.reasons)
         self.failed_attempts += not narrowed
         if self.failed_attempts >= self.policy.tries:
-            raise self._gave_up(round_.cohort)
-
-    def _gave_up(self, cohort: Cohort) -> RoundError:
-        events = self.session.journal.events
-        failures = [body["failures"] for body in events(FAILURES) if body["ticket"] == cohort.ticket]
-        why = [f"{name}: {reason}" for reasons in failures for name, reason in reasons.items()][:_NAMED]
-        why += [body["reason"] for body in events(ABANDONED) if body["ticket"] == cohort.ticket]
-        return RoundError(
-            f"Round {cohort.round} gave no model in {self.policy.tries} tries. The last time: {'; '.join(why)}.",
-            hint="fix the clients or the strategy and start the run again: it continues with this round",
-        )
+            cohort, events = round_.cohort, self.session.journal.events
+            failures = [body["failures"] for body in events(FAILURES) if body["ticket"] == cohort.ticket]
+            why = [f"{name}: {reason}" for reasons in failures for name, reason in reasons.items()][:_NAMED]
+            why += [body["reason"] for body in events(ABANDONED) if body["ticket"] == cohort.ticket]
+            raise RoundError(
+                f"Round {cohort.round} gave no model in {self.policy.tries} tries. The last time: {'; '.join(why)}.",
+                hint="fix the clients or the strategy and start the run again: it continues with this round",
+            )
 
     def reason_to_give_up(self, cohort: Cohort) -> str:
         """Return that an interrupted cohort has had all its tries, or an empty string if it has not."""
@@ -666,7 +663,12 @@ class Attempts:
         size = self.policy.size_for(len(online))
         free = online if not len(busy) else online[~np.isin(online, busy)]
         if self.left_out:
-            free = self._without_failed(free, online, size)
+            table = self.session.table
+            failed = table.indices([name for name in self.left_out if name in table])
+            others, _ = self._count_admitted(online[~np.isin(online, failed)])
+            # A small federation must continue with the clients it has.
+            if others >= (size or max(self.policy.fewest, 1)):
+                free = free[~np.isin(free, failed)]
         admitted, excluded = self._count_admitted(free)
         pending = bool(self.session.pending)
         # Privacy noise needs exactly `size` clients, but none if a cohort is already chosen and pending.
@@ -676,14 +678,6 @@ class Attempts:
         return Shortage(
             len(online), self.policy.enough_online, admitted, needed, self.session.table.names_of(busy), excluded
         )
-
-    def _without_failed(self, free: IntArray, online: IntArray, size: int | None) -> IntArray:
-        """Return the free clients without those that failed, as long as enough others are online."""
-        table = self.session.table
-        failed = table.indices([name for name in self.left_out if name in table])
-        others, _ = self._count_admitted(online[~np.isin(online, failed)])
-        # A small federation must continue with the clients it has.
-        return free[~np.isin(free, failed)] if others >= (size or max(self.policy.fewest, 1)) else free
 
     def _count_admitted(self, clients: IntArray) -> tuple[int, tuple[str, ...]]:
         """Return how many of ``clients`` the rules admit, and why they exclude others."""

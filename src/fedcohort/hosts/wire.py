@@ -31,6 +31,7 @@ _ATTRIBUTE, _MAX_ATTRIBUTES = "attribute:", 100  # a prefix, because Flower's re
 _COUNT = f"a whole number from 0 to {_MAX_COUNT}"
 _TEXT = f"printable text of at most {_MAX_NAME_LENGTH} characters"
 _FEW = 0.2  # the largest share of clients that may be wrong about the number of classes
+LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
 Attribute = str | float | int | bool
 _MAX_VALUE = 1e30  # every selector is tested to keep its state finite up to here
 

@@ -17,7 +17,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from fedcohort.core.protocol import Status
 from fedcohort.hosts import ask_again
 from fedcohort.hosts.flare import Answers, CohortController, failures
-from fedcohort.hosts.flare import host as flare_host
+from fedcohort.hosts.flare import run as flare_run
 from fedcohort.hosts.wire import RECORD
 
 from .federation import Federation, Pull
@@ -205,7 +205,7 @@ def test_a_site_that_could_not_describe_itself_is_asked_again(
                 raise RuntimeError("still starting")
             return super().answers(fl_ctx)
 
-    for module in (ask_again, flare_host):
+    for module in (ask_again, flare_run):
         monkeypatch.setattr(module, "ASK_AGAIN_AFTER", 0.3)
     OVER.clear()
     journal = tmp_path / "journal.sqlite"

@@ -9,7 +9,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.answers import TorchMeasures
-from fedcohort.hosts.flare.replies import CheckedResult, ResultChecker, arrays_of, move_update
+from fedcohort.hosts.flare.replies import CheckedResult, ResultChecker, arrays_of
 from fedcohort.hosts.wire import RECORD, report
 
 
@@ -24,7 +24,7 @@ def test_a_late_result_brings_its_own_statistics() -> None:
                 "norm.num_batches_tracked": np.array(count)}  # fmt: skip
 
     late = CheckedResult("site-1", Status.OK, params=model(3.0, 0.1, 7))
-    moved = move_update(model(10.0, 0.5, 9), late, model(1.0, 1.0, 2)).params
+    moved = late.moved(model(1.0, 1.0, 2), onto=model(10.0, 0.5, 9)).params
     assert moved["w"].tolist() == [12.0]
     assert moved["norm.running_var"].tolist() == [0.1]  # 0.5 + (0.1 - 1) would be below zero
     assert moved["norm.num_batches_tracked"] == 7

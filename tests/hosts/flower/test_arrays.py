@@ -24,7 +24,7 @@ from fedcohort.hosts.flower.averaging import with_integers
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.replies import Checker, decode, weighted_average
-from fedcohort.hosts.flower.wrapped_strategy import StrategyState
+from fedcohort.hosts.flower.wrapped_strategy import StrategyState, WrappedStrategy
 from fedcohort.hosts.measures import flat
 from fedcohort.journal.codec import pack_many, unpack_many
 from fedcohort.simulate.store.checkpoint import Checkpoint
@@ -76,8 +76,8 @@ def reply(record: ArrayRecord) -> GridReply:
 def reopened(record: ArrayRecord, strategy: Any = None, again: Any = None) -> ArrayRecord:
     with tempfile.TemporaryDirectory() as folder:
         store = Checkpoints(folder)
-        name = store.save(1, record, StrategyState(strategy or FedAvg()), {})
-        return store.load(name, StrategyState(again or FedAvg()))
+        name = store.save(1, record, StrategyState(WrappedStrategy(strategy or FedAvg())), {})
+        return store.load(name, StrategyState(WrappedStrategy(again or FedAvg())))
 
 
 @settings(max_examples=150, deadline=None)
@@ -102,12 +102,12 @@ def test_a_model_comes_back_from_a_checkpoint_as_it_was(values: list[Any]) -> No
 def test_a_strategys_memory_comes_back_as_it_was(a: Any, b: Any, number: float) -> None:
     """The moments of a model with a 0-d array are NumPy's numbers, not arrays."""
     strategy, again = FedAvg(), FedAvg()
-    memory = StrategyState(strategy)
+    memory = StrategyState(WrappedStrategy(strategy))
     strategy.moments = {"a": a, "b": np.float64(number)}  # type: ignore[attr-defined]
     strategy.rows = [a, b]  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
         name = Checkpoints(folder).save(1, ArrayRecord(), memory, {})
-        Checkpoints(folder).load(name, StrategyState(again))
+        Checkpoints(folder).load(name, StrategyState(WrappedStrategy(again)))
     same(again.moments["a"], a)  # type: ignore[attr-defined]
     same(again.moments["b"], np.float64(number))  # type: ignore[attr-defined]
     for found, given_ in zip(again.rows, (a, b), strict=True):  # type: ignore[attr-defined]
@@ -221,7 +221,7 @@ def test_counters_keep_their_type_in_an_average(sent: Any, off: float) -> None:
 
 def test_a_checkpoint_in_another_format_is_refused(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path / "c")
-    name = store.save(0, norm_model(), StrategyState(FedAvg()), {})
+    name = store.save(0, norm_model(), StrategyState(WrappedStrategy(FedAvg())), {})
     path = tmp_path / "c" / name
     save_file(load_file(path), path, {"format": "fedcohort-flower-1"})
     with pytest.raises(JournalError, match=r"fedcohort-flower-1.*fedcohort-flower-2") as refused:

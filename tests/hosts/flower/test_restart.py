@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from fedcohort.core.errors import JournalError
 from fedcohort.hosts.flower.checkpoint import Checkpoints
-from fedcohort.hosts.flower.wrapped_strategy import InnerStrategyError, StrategyState
+from fedcohort.hosts.flower.wrapped_strategy import InnerStrategyError, StrategyState, WrappedStrategy
 from fedcohort.journal import read_journal
 from fedcohort.session import Session
 
@@ -166,7 +166,7 @@ def test_memory_names_what_it_cannot_keep(kit: Any, caplog: Any) -> None:
 
     strategy = Odd()
     strategy.history = object()
-    memory = StrategyState(strategy)
+    memory = StrategyState(WrappedStrategy(strategy))
     strategy.history = object()
     strategy.temperature = np.float64(0.5)
     strategy.moments = [np.arange(3.0), np.ones((2, 2))]
@@ -174,12 +174,12 @@ def test_memory_names_what_it_cannot_keep(kit: Any, caplog: Any) -> None:
     plain, arrays = memory.save()
     assert "attribute 'history' of Odd" in caplog.text
     other = Odd()
-    StrategyState(other).restore(plain, arrays)
+    StrategyState(WrappedStrategy(other)).restore(plain, arrays)
     assert other.temperature == 0.5
     np.testing.assert_array_equal(other.moments[1], np.ones((2, 2)))
     np.testing.assert_array_equal(other.anchor["bias"].numpy(), kit.model(2.0)["bias"].numpy())
     with pytest.raises(InnerStrategyError, match="2 or more strategies around each other"):
-        StrategyState(other).restore({"1.m_t": {"kind": "plain", "value": 1}}, {})
+        StrategyState(WrappedStrategy(other)).restore({"1.m_t": {"kind": "plain", "value": 1}}, {})
 
 
 def test_a_privacy_accountant_is_kept() -> None:
@@ -197,19 +197,19 @@ def test_a_privacy_accountant_is_kept() -> None:
 
     strategy = FedAvg()
     strategy.accountant = Accountant()
-    memory = StrategyState(strategy)
+    memory = StrategyState(WrappedStrategy(strategy))
     strategy.accountant.spent = 7
     plain, arrays = memory.save()
     other = FedAvg()
     other.accountant = Accountant()
-    StrategyState(other).restore(plain, arrays)
+    StrategyState(WrappedStrategy(other)).restore(plain, arrays)
     assert other.accountant.spent == 7
 
 
 def test_the_order_of_arrays_survives(kit: Any, tmp_path: Path) -> None:
     store = Checkpoints(tmp_path / "c")
     arrays = kit.model(1.5)
-    memory = StrategyState(FedAvg())
+    memory = StrategyState(WrappedStrategy(FedAvg()))
     store.save(3, arrays, memory, {"lr": 0.5, "key": b"\x00"})
     config = ConfigRecord({"lr": 1.0, "epochs": 2})
     loaded = store.load("after-000003.safetensors", memory, config)

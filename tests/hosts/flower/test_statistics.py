@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedMed
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower import AsyncCohortStrategy, cohort_client
-from fedcohort.hosts.flower.replies import CheckedMessage, measures_of, move_update
+from fedcohort.hosts.flower.replies import CheckedMessage, measures_of
 from fedcohort.hosts.measures import flat
 from fedcohort.selectors import All
 
@@ -130,11 +130,11 @@ def test_a_moved_update_mixes_statistics_and_adds_the_rest() -> None:
     def reply() -> CheckedMessage:
         arrays, metrics = model(3.0, 4.0, 7), MetricRecord({"num-examples": 1})
         message = type("Message", (), {"content": RecordDict({"arrays": arrays, "metrics": metrics})})()
-        return CheckedMessage("anna", Status.OK, "", message, {}, None, arrays, metrics, ("arrays", "metrics", ()))
+        return CheckedMessage("anna", Status.OK, "", message, arrays, metrics, ("arrays", "metrics"))
 
     sent, onto = model(1.0, 0.0, 2), model(10.0, 2.0, 5)
     for factor, mean in ((1.0, 4.0), (0.5, 3.0), (2.0, 4.0)):
-        moved = move_update(reply(), sent, onto, factor).arrays
+        moved = reply().moved(sent, onto, factor).arrays
         assert moved["w"].numpy().tolist() == [10.0 + factor * 2.0]
         assert moved["norm.running_mean"].numpy().tolist() == [mean]
         assert int(moved["norm.num_batches_tracked"].numpy()) == 7
@@ -151,7 +151,7 @@ def test_updates_are_compared_without_statistics() -> None:
             for key, value in state.items()
         }
         arrays, metrics = ArrayRecord({k: Array(v) for k, v in moved.items()}), MetricRecord({"num-examples": 1})
-        return CheckedMessage("anna", Status.OK, "", None, {}, None, arrays, metrics, ("arrays", "metrics", ()), 1.0)
+        return CheckedMessage("anna", Status.OK, "", None, arrays, metrics, ("arrays", "metrics"), weight=1.0)
 
     measures = measures_of(ArrayRecord({k: Array(v) for k, v in state.items()}), [reply(0.0), reply(100.0)])
     np.testing.assert_allclose(measures.column(Signal.UPDATE_NORM), 0.5 * np.sqrt(parameters), rtol=1e-6)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client
@@ -26,35 +24,15 @@ from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.signals import OnServer, Signal
 from fedcohort.core.text import shorten
-from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.checkpoint import CheckpointFiles
-from fedcohort.hosts.flare.host import Aborted, FlareHost, TaskMessage
 from fedcohort.hosts.flare.replies import arrays_of
-from fedcohort.hosts.flare.sites import Sites
+from fedcohort.hosts.flare.run import Aborted, FlareRun, TaskMessage
 from fedcohort.hosts.flare.wire import TICKET
-from fedcohort.hosts.leases import leases_of
-from fedcohort.hosts.live import play
-from fedcohort.hosts.measures import output_of
 from fedcohort.hosts.round import Policy
-from fedcohort.hosts.run_record import (
-    RULES,
-    checkpoint_to_load,
-    is_finished,
-    note_once,
-    record_end,
-    record_failure,
-    reopen,
-    why_ended,
-)
-from fedcohort.journal import is_blank
-from fedcohort.journal.events import PLANNED, SETTINGS
 from fedcohort.journal.lock import check_journal_path
 from fedcohort.session.rules import Rules
-from fedcohort.session.session import Session
 from fedcohort.training.filters import FILTERS, KeepAll
 from fedcohort.training.filters.base import Filter, Need
-
-_FORMAT = "fedcohort-flare-1"  # of checkpoints
 
 
 class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no types
@@ -139,39 +117,33 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self.persistor_id = persistor_id
         self.keep_checkpoints = keep_checkpoints
         # Created here, so that mistakes are found when the job is written and not when it runs.
-        self._chosen: Selector[Any] = SELECTORS.create(selector, **(selector_params or {}))
-        if any(isinstance(signal.how, OnServer) for signal in self._chosen.requires):
+        self.selector_: Selector[Any] = SELECTORS.create(selector, **(selector_params or {}))
+        if any(isinstance(signal.how, OnServer) for signal in self.selector_.requires):
             raise ParameterError(
                 f"The selector {selector!r} needs data at the server, which a FLARE job does not have."
             )
-        self._shadows = {label: SELECTORS.create(name) for label, name in (shadows or {}).items()}
-        self._rules = None if rules is None else Rules(**rules)
-        self.filter_ = self._make_filter()
-        self._policy = Policy(**(policy or {}))
-        if self._policy.late == "count" and not isinstance(self.filter_, KeepAll):
+        self.shadows_ = {label: SELECTORS.create(name) for label, name in (shadows or {}).items()}
+        self.rules_ = None if rules is None else Rules(**rules)
+        if filter is None and Signal.KEPT in self.selector_.requires:
+            filter = self.selector_.default_filter
+        self.filter_: Filter = KeepAll() if filter is None else FILTERS.create(filter)
+        if Need.LOGITS in self.filter_.needs:
+            raise ParameterError(
+                f"The filter {self.filter_.name!r} judges models on data at the server, which a FLARE job lacks."
+            )
+        self.policy_ = Policy(**(policy or {}))
+        if self.policy_.late == "count" and not isinstance(self.filter_, KeepAll):
             raise ParameterError(
                 f"The 'late' parameter must be 'discard' with the filter {self.filter_.name!r}, which compares the "
                 "models of a round. Got 'count'."
             )
-        path = None if journal is None else check_journal_path(journal)
-        self._journal = path
-        folder = None if path is None else path.with_name(f"{path.name}.checkpoints")
-        self._checkpoints = None if folder is None else CheckpointFiles(folder, keep_checkpoints)
-        self._host: FlareHost | None = None
+        self.journal_ = None if journal is None else check_journal_path(journal)
+        self.checkpoints_ = None
+        if self.journal_ is not None:
+            folder = self.journal_.with_name(f"{self.journal_.name}.checkpoints")
+            self.checkpoints_ = CheckpointFiles(folder, keep_checkpoints)
+        self._run: FlareRun | None = None
         self._outgoing: TaskMessage | None = None
-
-    def _make_filter(self) -> Filter:
-        name = self.filter
-        if name is None and Signal.KEPT in self._chosen.requires:
-            name = self._chosen.default_filter
-        filter_: Filter = KeepAll() if name is None else FILTERS.create(name)
-        if Need.LOGITS in filter_.needs:
-            raise ParameterError(
-                f"The filter {filter_.name!r} judges models on data at the server, which a FLARE job lacks."
-            )
-        return filter_
-
-    # -- the run ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run until ``num_rounds`` rounds are recorded; an existing journal is continued."""
@@ -179,79 +151,13 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         runner = self.fl_ctx.get_prop(FLContextKey.RUNNER)
         if runner is not None:
             runner.ABORT_RETURN_CODES = []
-        host = self._host = FlareHost(self, self._policy, Sites(self._chosen.requires, self.classes))
+        self._run = FlareRun(self)
         try:
-            self._play(host)
-        except Aborted:
-            record_failure(host.session, "the job was aborted")
-        except BaseException as error:
-            record_failure(host.session, shorten(str(error) or type(error).__name__))
-            raise
+            self._run.play(arrays_of(self.load_model().params))
         finally:
-            self._host = None
-            if host.session is not None:
-                host.session.close()
+            self._run = None
 
-    def _play(self, host: FlareHost) -> None:
-        first = arrays_of(self.load_model().params)
-        # Raises an error before any site trains.
-        if needs_output_layer(self._chosen.requires):
-            output_of(first)
-        if self._journal is not None and not is_blank(self._journal):
-            host.session = self._reopen_session(self._journal, host)
-        if host.session is None or not is_finished(host.session, self.num_rounds, self._policy.early_stop):
-            host.assemble()
-        session = host.session = host.session or self._create_session(host)
-        host.model = self._load_checkpoint(session, first)
-        note_once(session, PLANNED, {"rounds": self.num_rounds})
-        note_once(session, SETTINGS, {RULES: None if self._rules is None else self._rules.to_dict()})
-        if not is_finished(session, self.num_rounds, self._policy.early_stop):
-            deadline = self._policy.fixed_deadline
-            leases = None if self.leases is None else leases_of(Path(self.leases), self._journal, deadline)
-            stop = play(host, session, self._policy, self.num_rounds, leases)
-            if stop is not None:
-                self.info(f"the run ends before its last round: {stop}")
-        record_end(session, "finished", why_ended(session, self._policy.early_stop))
-
-    def _reopen_session(self, journal: Path, host: FlareHost) -> Session:
-        session = reopen(journal, self._chosen, self.seed, self._rules, shadows=self._shadows)
-        host.sites.required |= session.selector.requires
-        if Signal.LABEL_COUNTS in session.table.signals:
-            host.sites.classes = session.table.label_counts.shape[1]
-        return session
-
-    def _create_session(self, host: FlareHost) -> Session:
-        if self._journal is not None:
-            self._journal.parent.mkdir(parents=True, exist_ok=True)
-        # From here on, a site must supply what the selector has decided to use.
-        selector = self._chosen.adapt(host.sites.known())
-        host.sites.required |= selector.requires
-        return Session(
-            selector,
-            host.sites.table(host.sites.fit()),
-            seed=self.seed,
-            signals=host.sites.supplied(),
-            journal=self._journal,
-            shadows=self._shadows,
-            rules=self._rules,
-            commit="manual",  # twice a round, when it is chosen and when it is closed
-            audit=self.audit,
-        )
-
-    def _load_checkpoint(self, session: Session, first: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        """Return the model of the journal's checkpoint, or the persistor's model before the first round."""
-        store = self._checkpoints
-        if store is None:
-            return first
-        name = checkpoint_to_load(session, store)
-        if name is None:
-            self.save_checkpoint(0, first)
-            return first
-        header, tensors = store.read(name, _FORMAT)
-        self.info(f"continuing after {session.round - len(session.pending)} rounds with {store.folder / name}")
-        return {key: tensors[key] for key in json.loads(header["model"])}
-
-    # -- for the host -------------------------------------------------------------------------------------------------
+    # -- for the run --------------------------------------------------------------------------------------------------
 
     def check_alive(self) -> None:
         """Raise :class:`Aborted` if FLARE ends the job."""
@@ -267,12 +173,6 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         """Send a task; FLARE's threads pass the results to ``task_message``."""
         self._outgoing = task_message
         self.send_model(task_name=task_name, data=data, targets=list(targets), callback=task_message)
-
-    def save_checkpoint(self, rounds: int, model: Mapping[str, AnyArray]) -> str | None:
-        """Save the model after ``rounds`` rounds; return the name of its checkpoint, or None without a journal."""
-        if self._checkpoints is None:
-            return None
-        return self._checkpoints.write(rounds, model, {"format": _FORMAT, "model": json.dumps(list(model))})
 
     def aggregate(
         self, results: Sequence[FLModel], before: Mapping[str, AnyArray]
@@ -305,8 +205,8 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         """Let the persistor save the new model, delete old checkpoints, and tell FLARE that the round is done."""
         if self.persistor is not None:
             self.save_model(FLModel(params_type=ParamsType.FULL, params=dict(model), metrics=result.metrics))
-        if saved is not None and self._checkpoints is not None:
-            self._checkpoints.prune(saved)
+        if saved is not None and self.checkpoints_ is not None:
+            self.checkpoints_.prune(saved)
         self.event(AppEventType.ROUND_DONE)
 
     # -- for FLARE ----------------------------------------------------------------------------------------------------
@@ -347,8 +247,8 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
         """Accept a late result, whose task FLARE has already forgotten."""
-        host, ticket = self._host, result.get_cookie(TICKET)
-        for task_message in () if host is None else host.task_messages:
+        run, ticket = self._run, result.get_cookie(TICKET)
+        for task_message in () if run is None else run.task_messages:
             if (
                 task_message.ticket is not None
                 and task_message.ticket == ticket
@@ -359,6 +259,6 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Mark a site that asks for work as free."""
         super().handle_event(event_type, fl_ctx)
-        host, peer = self._host, fl_ctx.get_peer_context()
-        if event_type == EventType.BEFORE_PROCESS_TASK_REQUEST and host is not None and peer is not None:
-            host.set_free(peer.get_identity_name())
+        run, peer = self._run, fl_ctx.get_peer_context()
+        if event_type == EventType.BEFORE_PROCESS_TASK_REQUEST and run is not None and peer is not None:
+            run.set_free(peer.get_identity_name())

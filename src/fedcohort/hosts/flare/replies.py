@@ -17,10 +17,10 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.protocol import Status
-from fedcohort.core.signals import Signal, metrics_of, vectors_of
+from fedcohort.core.signals import Signal, metrics_of
 from fedcohort.core.text import short_repr, shorten
-from fedcohort.hosts.measures import Measures, Model, is_statistic, lacking, parameters, reported_signals
-from fedcohort.hosts.wire import RECORD, Value, plain, read_gradient, read_report
+from fedcohort.hosts.measures import InvalidReplyError, Measures, Model, RequiredReport, is_statistic, parameters
+from fedcohort.hosts.wire import RECORD, Value, plain
 
 WEIGHT = FLMetaKey.NUM_STEPS_CURRENT_ROUND
 _MAX_VALUE = 1e150  # the squares of larger doubles overflow, and so do distances between models
@@ -56,6 +56,16 @@ class CheckedResult(NamedTuple):
     gradient: FloatArray | None = None
     result: FLModel | None = None
 
+    def moved(self, sent: Model, onto: Model) -> CheckedResult:
+        """Return a valid result with its update of the parameters of ``sent`` applied to ``onto``.
+
+        Its running statistics stay as they are: a sum of changes could make a variance negative.
+        """
+        params = {key: self.params[key] if is_statistic(key) else array for key, array in onto.items()}
+        for key, array in parameters(onto).items():
+            params[key] = (array + (self.params[key] - sent[key])).astype(array.dtype)
+        return self._replace(params=params)
+
 
 def arrays_of(params: Mapping[str, Any]) -> dict[str, AnyArray]:
     """Return parameters as NumPy arrays."""
@@ -81,66 +91,53 @@ class ResultChecker:
     """
 
     def __init__(self, model: Model, required: Iterable[Signal]) -> None:
-        required = metrics_of(required)
-        self._model = model
-        self._reported = reported_signals(required)
-        self._gradient = bool(vectors_of(required, "gradient"))
+        self.model = model
+        self._required = RequiredReport(metrics_of(required))
         self._parameters = sum(array.size for array in parameters(model).values())
 
     def check(self, name: str, result: FLModel, seconds: float) -> CheckedResult:
         """Return a site's result with its status."""
-        meta = result.meta if isinstance(result.meta, Mapping) else {}
-        record = record_of(result)
-        values = {**read_report(record), Signal.DURATION: seconds}
-        gradient = read_gradient(record) if self._gradient else None
-        params: dict[str, AnyArray] = {}
-        reason = self._read(result, params)
-        weight = meta.get(WEIGHT, 1.0)  # the same default as FLARE's
-        if not reason and not _is_weight(weight):
-            reason = f"{WEIGHT!r} must be a number above 0, not {shorten(repr(weight), 40)}"
-        reason = reason or lacking(self._reported, values, gradient, self._gradient)
-        if not reason and gradient is not None and len(gradient) != self._parameters:
-            reason = f"its gradient has {len(gradient)} entries, the model {self._parameters}"
-        if reason:
-            return CheckedResult(name, Status.INVALID, reason, values=values)
-        return CheckedResult(name, Status.OK, "", params, float(weight), values, gradient, result)
+        try:
+            return self._valid(name, result, seconds)
+        except InvalidReplyError as error:
+            return CheckedResult(name, Status.INVALID, str(error))
 
-    def _read(self, result: FLModel, params: dict[str, AnyArray]) -> str:
-        """Fill ``params`` with the site's whole model; return what is wrong with it, or an empty string."""
-        sent, received = self._model, result.params
+    def _valid(self, name: str, result: FLModel, seconds: float) -> CheckedResult:
+        sent, received = self.model, result.params
         if not isinstance(received, Mapping) or not received:
-            return "the result holds no model"
+            raise InvalidReplyError("the result holds no model")
         if received.keys() != sent.keys():
             odd = min(received.keys() ^ sent.keys(), key=str)
-            return f"the model's arrays have other names than the ones sent: {shorten(repr(odd), 80)}"
+            raise InvalidReplyError(f"the model's arrays have other names than the ones sent: {shorten(repr(odd), 80)}")
         is_diff = result.params_type == ParamsType.DIFF
-        for key, before in sent.items():
-            array = _whole_array(received[key], before, is_diff)
-            if isinstance(array, str):
-                return f"the array {key!r} {array}"
-            params[key] = array
-        return ""
+        params = {key: _whole_array(key, received[key], before, is_diff) for key, before in sent.items()}
+        meta = result.meta if isinstance(result.meta, Mapping) else {}
+        weight = meta.get(WEIGHT, 1.0)  # the same default as FLARE's
+        if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 < weight <= _MAX_WEIGHT:
+            raise InvalidReplyError(f"{WEIGHT!r} must be a number above 0, not {shorten(repr(weight), 40)}")
+        values, gradient = self._required.read(record_of(result), seconds)
+        if gradient is not None and len(gradient) != self._parameters:
+            raise InvalidReplyError(f"its gradient has {len(gradient)} entries, the model {self._parameters}")
+        return CheckedResult(name, Status.OK, "", params, float(weight), values, gradient, result)
 
 
-def _whole_array(received: Any, before: AnyArray, is_diff: bool) -> AnyArray | str:
-    """Return one array of a site's model, in the type it was sent in, or why it cannot be averaged."""
+def _whole_array(key: str, received: Any, before: AnyArray, is_diff: bool) -> AnyArray:
+    """Return one array of a site's model, in the type it was sent in."""
     try:
         array = plain(received)
     except Exception as error:  # a site may send anything in place of an array
-        return f"cannot be read: {shorten(str(error), 80)}"
+        raise InvalidReplyError(f"the array {key!r} cannot be read: {shorten(str(error), 80)}") from error
     if array.dtype.kind not in "biuf":
-        return f"has the type {array.dtype} instead of {before.dtype}"
+        raise InvalidReplyError(f"the array {key!r} has the type {array.dtype} instead of {before.dtype}")
     if array.shape != before.shape:
-        return f"has the shape {array.shape} instead of {before.shape}"
+        raise InvalidReplyError(f"the array {key!r} has the shape {array.shape} instead of {before.shape}")
     if not np.isfinite(array).all() or (array.dtype == np.float64 and (np.abs(array) > _MAX_VALUE).any()):
-        return "has NaN, infinite or huge entries"
+        raise InvalidReplyError(f"the array {key!r} has NaN, infinite or huge entries")
     with np.errstate(over="ignore", invalid="ignore"):
         cast: AnyArray = (before + array if is_diff else array).astype(before.dtype)
-    return cast if np.isfinite(cast).all() else f"has entries that {before.dtype} cannot hold"
-
-
-def _is_weight(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _MAX_WEIGHT
+    if not np.isfinite(cast).all():
+        raise InvalidReplyError(f"the array {key!r} has entries that {before.dtype} cannot hold")
+    return cast
 
 
 def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
@@ -148,48 +145,35 @@ def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
     return Measures(replies, sent=lambda: sent, model=lambda reply: reply.params)
 
 
-def move_update(model: Model, reply: CheckedResult, sent: Model) -> CheckedResult:
-    """Return a valid reply with its update of the parameters of ``sent`` applied to ``model``.
-
-    Its running statistics stay as they are: a sum of changes could make a variance negative.
-    """
-    moved = {
-        key: (array + (reply.params[key] - sent[key])).astype(array.dtype) for key, array in parameters(model).items()
-    }
-    kept = {key: reply.params[key] if is_statistic(key) else array for key, array in model.items()}
-    return reply._replace(params={**kept, **moved})
-
-
 def to_aggregate(replies: Sequence[CheckedResult], sent: Model, weights: Mapping[str, float]) -> list[FLModel]:
     """Return valid replies in the form for FLARE's aggregation: all of one kind, each with its weight."""
-    diff = all(reply.result is not None and reply.result.params_type == ParamsType.DIFF for reply in replies)
-    models = [_weighted_model(reply, sent if diff else None, weights[reply.name]) for reply in replies]
-    if any(model.metrics for model in models):
-        for model in models:  # FLARE averages no metrics if those of one site are None
-            model.metrics = model.metrics or {}
-    return models
+    results = [reply.result for reply in replies if reply.result is not None]
+    diff = all(result.params_type == ParamsType.DIFF for result in results)
+    metrics = [_usable_metrics(result.metrics)[0] for result in results]
+    return [
+        FLModel(
+            params_type=ParamsType.DIFF if diff else ParamsType.FULL,
+            params={key: array - sent[key] if diff else array for key, array in reply.params.items()},
+            # FLARE averages no metrics if those of one site are None.
+            metrics=numbers if any(metrics) else None,
+            current_round=result.current_round,
+            total_rounds=result.total_rounds,
+            meta={**result.meta, WEIGHT: weights[reply.name], "client_name": reply.name},
+        )
+        for reply, result, numbers in zip(replies, results, metrics, strict=True)
+    ]
 
 
-def _weighted_model(reply: CheckedResult, sent: Model | None, weight: float) -> FLModel:
-    """Return a valid reply with its weight: the whole model, or its difference from the one ``sent``."""
-    before = reply.result
-    assert before is not None
-    whole = dict(reply.params)
-    return FLModel(
-        params_type=ParamsType.FULL if sent is None else ParamsType.DIFF,
-        params=whole if sent is None else {key: array - sent[key] for key, array in whole.items()},
-        metrics=_numbers(before.metrics),
-        current_round=before.current_round,
-        total_rounds=before.total_rounds,
-        meta={**before.meta, WEIGHT: weight, "client_name": reply.name},
-    )
-
-
-def _numbers(metrics: object) -> dict[str, float] | None:
-    """Return the metrics that can be averaged: finite numbers."""
-    if not isinstance(metrics, Mapping):
-        return None
-    return {str(key): float(value) for key, value in metrics.items() if _is_metric(value)}
+def _usable_metrics(metrics: object) -> tuple[dict[str, float], list[object]]:
+    """Return the metrics that can be averaged, finite numbers, and the names of the others."""
+    usable: dict[str, float] = {}
+    odd: list[object] = []
+    for key, value in metrics.items() if isinstance(metrics, Mapping) else ():
+        if isinstance(value, (int, float, np.integer, np.floating)) and -_MAX_METRIC < value < _MAX_METRIC:
+            usable[str(key)] = float(value)
+        else:
+            odd.append(key)
+    return usable, odd
 
 
 def odd_metrics(metrics: object) -> list[str]:
@@ -198,15 +182,11 @@ def odd_metrics(metrics: object) -> list[str]:
         return []
     if not isinstance(metrics, Mapping):
         return [f"its metrics are {short_repr(metrics, 40)} and are left out"]
-    odd = [key for key, value in metrics.items() if not _is_metric(value)]
+    odd = _usable_metrics(metrics)[1]
     texts = [
         f"its metric {short_repr(key, 80)} is {short_repr(metrics[key], 40)} and is left out" for key in odd[:_NAMED]
     ]
     return texts + ([f"and {len(odd) - _NAMED} more of this kind"] if len(odd) > _NAMED else [])
-
-
-def _is_metric(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and bool(-_MAX_METRIC < value < _MAX_METRIC)
 
 
 def weighted_average(replies: Sequence[CheckedResult], weights: Mapping[str, float]) -> dict[str, AnyArray]:

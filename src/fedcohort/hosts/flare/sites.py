@@ -9,10 +9,8 @@ from fedcohort.core.errors import FedcohortError
 from fedcohort.core.signals import TABLE_SIGNALS, Signal
 from fedcohort.core.text import join_names, natural, shorten
 from fedcohort.hosts.ask_again import PostponedClients
-from fedcohort.hosts.wire import Description, most_classes
+from fedcohort.hosts.wire import LABELS, Description, most_classes
 from fedcohort.session.session import Session
-
-_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
 
 
 class Sites:
@@ -75,7 +73,7 @@ class Sites:
 
     def _rejection_reason(self, name: str, most: int | None) -> str:
         """Return why a site's label counts cannot be right if there are ``most`` classes, or an empty string."""
-        return self.described[name].label_rejection_reason(most) if self.required & _LABELS else ""
+        return self.described[name].label_rejection_reason(most) if self.required & LABELS else ""
 
     def absent(self) -> list[str]:
         """Describe the sites that are connected but cannot take part, with the reasons."""
@@ -103,7 +101,7 @@ class Sites:
         """Return a table of sites with only the facts that are required, so that any site can join later."""
         facts = [self.described[name] for name in names]
         labels = None
-        if self.required & _LABELS:
+        if self.required & LABELS:
             if self.classes is None:
                 self.classes = max((len(description.label_counts or ()) for description in facts), default=0)
             labels = LabelCounts([description.padded_counts(self.classes) for description in facts])

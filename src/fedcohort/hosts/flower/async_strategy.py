@@ -19,9 +19,8 @@ from flwr.serverapp.strategy import Strategy
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import Selector
 from fedcohort.hosts.flow import FlowPolicy
-from fedcohort.hosts.flower.flow_host import FlowerFlowHost
+from fedcohort.hosts.flower.flow_run import FlowRun
 from fedcohort.hosts.flower.strategy import CohortStrategy, create_part
-from fedcohort.hosts.flower.wrapped_strategy import changes_shape, check_strategy, private_cohort_size
 from fedcohort.hosts.round import Policy
 from fedcohort.session.validation import check_one_at_a_time
 from fedcohort.training.aggregators import AGGREGATORS, Aggregator, FedAvgStale, WeightedSum
@@ -92,16 +91,14 @@ class AsyncCohortStrategy(CohortStrategy):
                 hint="the wrapped strategy may be FedAdam or another of Flower's strategies",
             )
         self.aggregator = created
-        if strategy is not None:
-            check_strategy(strategy)
-            adds_noise = private_cohort_size(strategy) is not None
-            if adds_noise or changes_shape(strategy):
-                raise ParameterError(
-                    f"{type(strategy).__name__} adds {'noise for a cohort' if adds_noise else 'trees'}, and cannot "
-                    "average updates of older models.",
-                    hint="use CohortStrategy, which runs rounds",
-                )
         super().__init__(selector, strategy, **settings)
+        adds_noise = self.wrapped.private_size is not None
+        if adds_noise or self.wrapped.adds_trees:
+            raise ParameterError(
+                f"{self.wrapped} adds {'noise for a cohort' if adds_noise else 'trees'}, and cannot average updates "
+                "of older models.",
+                hint="use CohortStrategy, which runs rounds",
+            )
         for name, hint in _OF_ROUNDS.items():
             if getattr(self.policy, name) != getattr(Policy(), name):
                 raise ParameterError(f"The policy's {name!r} is about rounds, and there are none.", hint=hint)
@@ -130,5 +127,5 @@ class AsyncCohortStrategy(CohortStrategy):
                 self.selector.name, self.selector.aggregator, self.aggregator.name,
             )  # fmt: skip
 
-    def _host(self, grid: Grid, **options: Any) -> FlowerFlowHost:
-        return FlowerFlowHost(self, grid, **options)
+    def _run(self, grid: Grid, **options: Any) -> FlowRun:
+        return FlowRun(self, grid, **options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Strategy
 from fedcohort.core.text import shorten
 from fedcohort.hosts.flower.npy import as_numpy, to_array
 from fedcohort.hosts.flower.replies import CheckedMessage, is_finite
-from fedcohort.hosts.flower.wrapped_strategy import levels, private_cohort_size, strategy_copy
+from fedcohort.hosts.flower.wrapped_strategy import WrappedStrategy
 
 log = logging.getLogger("flwr.fedcohort")
 _STARTS = 4  # how many replies to try as the start of a largest set that aggregates
@@ -47,18 +47,17 @@ class Average:
 
 
 class _Attempt:
-    """One strategy and a set of replies, to be aggregated several times from the same initial state."""
+    """A strategy and a set of replies, to be aggregated several times from the same initial state."""
 
     def __init__(
-        self, strategy: Strategy, server_round: int, replies: Sequence[CheckedMessage], errors: Sequence[Message]
+        self, wrapped: WrappedStrategy, server_round: int, replies: Sequence[CheckedMessage], errors: Sequence[Message]
     ):
-        self._strategy = strategy
+        self._wrapped = wrapped
         self._round = server_round
         self._errors = list(errors)
-        self._levels = levels(strategy)
         # Some strategies change their state before they raise an error: moments, counters, pending privacy events.
-        self._before = [_copy_tables(vars(level)) for level in self._levels]
-        self._contents = {reply.name: dict(reply.message.content) for reply in replies if reply.message is not None}
+        self._before = [_copy_tables(vars(level)) for level in wrapped.levels]
+        self._contents = {reply.name: dict(reply.content) for reply in replies}
 
     def __call__(self, replies: Sequence[CheckedMessage], strategy: Strategy | None = None) -> Average:
         messages = [reply.message for reply in replies if reply.message is not None]
@@ -66,68 +65,59 @@ class _Attempt:
             # Each call gets copies, because strategies write into replies (clipping) or remove arrays (the median).
             parts = self._contents[reply.name].items()
             message.content = RecordDict({key: cast(Any, part.copy()) for key, part in parts})
-        arrays, metrics = (strategy or self._strategy).aggregate_train(self._round, [*messages, *self._errors])
+        strategy = strategy or self._wrapped.strategy
+        arrays, metrics = strategy.aggregate_train(self._round, [*messages, *self._errors])
         if arrays is not None:
-            _check_model(arrays, replies[0].arrays)
+            if missing := [key for key in replies[0].arrays if key not in arrays]:
+                raise ValueError(f"the aggregated model lacks the array {missing[0]!r}")
+            for key, array in arrays.items():
+                if not is_finite(as_numpy(array).ravel()):
+                    raise ValueError(f"the aggregated array {key!r} has NaN or infinite entries")
         return Average(arrays, metrics)
 
     def restore(self) -> None:
         """Restore the strategy's attributes."""
-        for level, before in zip(self._levels, self._before, strict=True):
+        for level, before in zip(self._wrapped.levels, self._before, strict=True):
             vars(level).clear()
             vars(level).update(_copy_tables(before))
 
     def fails(self, replies: Sequence[CheckedMessage]) -> str:
         """Return the error of a copy of the strategy on ``replies``, or an empty string."""
         try:
-            average = self(replies, strategy_copy(self._strategy))
+            average = self(replies, self._wrapped.copy().strategy)
         except Exception as error:
             return error_text(error)
         return "" if average.arrays is not None else "it gave no model"
 
 
-def _check_model(arrays: ArrayRecord, like: ArrayRecord) -> None:
-    """Raise ValueError if an aggregated model lacks an array of ``like`` or is not finite."""
-    missing = [key for key in like if key not in arrays]
-    if missing:
-        raise ValueError(f"the aggregated model lacks the array {missing[0]!r}")
-    for key, array in arrays.items():
-        if not is_finite(as_numpy(array).ravel()):
-            raise ValueError(f"the aggregated array {key!r} has NaN or infinite entries")
-
-
 def aggregate(
-    strategy: Strategy, server_round: int, replies: Sequence[CheckedMessage], errors: Sequence[Message] = ()
+    wrapped: WrappedStrategy, server_round: int, replies: Sequence[CheckedMessage], errors: Sequence[Message] = ()
 ) -> Average:
     """Aggregate valid replies with the strategy; its errors are returned, not raised.
 
     Parameters
     ----------
-    replies : sequence of CheckedMessage
-        The replies to average.
     errors : sequence of Message
         The errors of other clients of the cohort, which some strategies need (those for differential privacy).
     """
-    if not replies:
-        return Average()
-    attempt = _Attempt(strategy, server_round, replies, errors)
+    attempt = _Attempt(wrapped, server_round, replies, errors)
     try:
         return attempt(replies)
     except Exception as error:
-        log.warning("%s could not aggregate round %d: %s", type(strategy).__name__, server_round - 1, error_text(error))
+        why = error_text(error)
+        log.warning("%s could not aggregate round %d: %s", wrapped, server_round - 1, why)
         log.debug("aggregation failed", exc_info=True)
-        attempt.restore()
-        blamed = _find_culprits(attempt, replies)
-        rest = [reply for reply in replies if reply.name not in blamed]
-        # Under differential privacy, an average of fewer models than the noise is calibrated for must not be released.
-        if not blamed or not rest or private_cohort_size(strategy) is not None:
-            return Average(blamed=blamed, error="" if blamed else error_text(error))
+    attempt.restore()
+    blamed = _find_culprits(attempt, replies)
+    rest = [reply for reply in replies if reply.name not in blamed]
+    # Under differential privacy, an average of fewer models than the noise is calibrated for must not be released.
+    if not blamed or not rest or wrapped.private_size is not None:
+        return Average(blamed=blamed, error="" if blamed else why)
     try:
-        average = attempt(rest)
+        return replace(attempt(rest), blamed=blamed)
     except Exception as error:
         attempt.restore()
         return Average(blamed=blamed, error=error_text(error))
-    return Average(average.arrays, average.metrics, blamed)
 
 
 def with_integers(arrays: ArrayRecord, sent: ArrayRecord) -> ArrayRecord:
@@ -156,29 +146,24 @@ def _find_culprits(attempt: _Attempt, replies: Sequence[CheckedMessage]) -> dict
     # One by one first, because most bad replies fail even without the others.
     errors = {reply.name: attempt.fails([reply]) for reply in replies}
     valid = [reply for reply in replies if not errors[reply.name]]
-    best = {reply.name for reply in _best_group(attempt, valid)}
+    best: list[CheckedMessage] = []  # the largest set that aggregates together, among those found
+    for start in valid[:_STARTS]:  # several, because a bad reply may pass by itself and make all others fail
+        others = [reply for reply in valid if reply is not start]
+        best = max(best, _largest_group(attempt, [start], others), key=len)
+        if len(best) == len(valid):
+            break
     if best:
+        fine = {reply.name for reply in best}
         return {
             name: f"the strategy cannot aggregate it: {error}" if error else _NOT_TOGETHER
             for name, error in errors.items()
-            if name not in best
+            if name not in fine
         }
     # Some strategies need several models. For these, look for a reply without which the others aggregate.
     for reply in replies:
         if not attempt.fails([other for other in replies if other is not reply]):
             return {reply.name: _NOT_TOGETHER}
     return {}
-
-
-def _best_group(attempt: _Attempt, valid: Sequence[CheckedMessage]) -> list[CheckedMessage]:
-    """Return the largest set of replies that aggregate together, among those found from a few starts."""
-    best: list[CheckedMessage] = []
-    for start in valid[:_STARTS]:  # several, because a bad reply may pass by itself and make all others fail
-        others = [reply for reply in valid if reply is not start]
-        best = max(best, _largest_group(attempt, [start], others), key=len)
-        if len(best) == len(valid):
-            break
-    return best
 
 
 def _largest_group(attempt: _Attempt, base: list[CheckedMessage], group: list[CheckedMessage]) -> list[CheckedMessage]:

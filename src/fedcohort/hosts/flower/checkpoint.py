@@ -41,7 +41,7 @@ class WaitingAnswer(NamedTuple):
     @classmethod
     def of(cls, reply: CheckedMessage, size: int | None, times: float) -> WaitingAnswer:
         """Return an answer with the parts of a reply that are needed later."""
-        arrays_key, metrics_key, _ = reply.kind
+        arrays_key, metrics_key = reply.records
         content = RecordDict({arrays_key: reply.arrays, metrics_key: reply.metrics})
         message = Message(content, dst_node_id=1, message_type="train")
         return cls(reply._replace(message=message, values={}, gradient=None), size, times)
@@ -61,8 +61,8 @@ class AnswerFiles(CheckpointFiles):
         header = {
             "format": _ANSWER,
             "client": reply.name,
-            "records": json.dumps(reply.kind[:2]),
-            "widths": json.dumps(reply.kind[2]),
+            "records": json.dumps(reply.records),
+            "widths": json.dumps(reply.widths),
             "model": _types(reply.arrays),
             "metrics": json.dumps(dict(reply.metrics)),
             "size": json.dumps(answer.size),
@@ -77,13 +77,10 @@ class AnswerFiles(CheckpointFiles):
         reply = CheckedMessage(
             name=header["client"],
             status=Status.OK,
-            reason="",
-            message=None,
-            values={},
-            gradient=None,
             arrays=_model(json.loads(header["model"]), tensors),
             metrics=MetricRecord(json.loads(header["metrics"])),
-            kind=(*json.loads(header["records"]), tuple(json.loads(header["widths"]))),
+            records=tuple(json.loads(header["records"])),
+            widths=tuple(json.loads(header["widths"])),
             weight=json.loads(header["weight"]),
         )
         return WaitingAnswer.of(reply, json.loads(header["size"]), json.loads(header["times"]))

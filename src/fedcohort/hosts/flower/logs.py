@@ -13,12 +13,13 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import InputError
+from fedcohort.core.protocol import Cohort
 
 log = logging.getLogger("flwr.fedcohort")
 _FIELDS = "fedcohort"
@@ -28,6 +29,22 @@ def say(event: str, message: str, *values: object, level: int = logging.INFO, **
     """Log a message with the name of the event and its fields, for :class:`_JsonLines`."""
     if log.isEnabledFor(level):
         log.log(level, message, *values, extra={_FIELDS: {"event": event, **fields}})
+
+
+def log_failures(cohort: Cohort, reasons: Mapping[str, str]) -> None:
+    """Log which clients of a cohort returned no valid model, and why."""
+    for name, reason in reasons.items():
+        say(
+            "client-failed", "\t> %s: %s", name, reason,
+            round=cohort.round, ticket=cohort.ticket, client=name, reason=reason,
+        )  # fmt: skip
+
+
+def log_corrections(round_: int, corrections: Mapping[str, Sequence[str]]) -> None:
+    """Log the changes made to replies."""
+    for name, texts in corrections.items():
+        for text in texts:
+            say("corrected", "\t> %s: %s", name, text, level=logging.WARNING, round=round_, client=name, reason=text)
 
 
 class _JsonLines(logging.Formatter):

@@ -22,6 +22,11 @@ _Number = int | float
 _Value = _Number | list[int] | list[float]
 
 
+def scalars(metrics: MetricRecord | None) -> dict[str, float]:
+    """Return the finite single numbers of a record."""
+    return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, (int, float)) and math.isfinite(v)}
+
+
 def common_metrics(
     records: Mapping[str, MetricRecord], key: str
 ) -> tuple[dict[str, MetricRecord], dict[str, list[str]]]:

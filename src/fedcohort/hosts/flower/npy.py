@@ -71,23 +71,25 @@ class Layout:
     length: int
 
     @classmethod
-    def of(cls, array: Array) -> Layout | None:
-        """Return the layout of an array of numbers, or None if its number of bytes does not match its header."""
+    def of(cls, array: Array) -> Layout:
+        """Return the layout of an array of numbers; raise ValueError if its bytes are not those of one."""
         data = array.data
-        if array.stype != SType.NUMPY or not isinstance(data, bytes) or data[:6] != _MAGIC:
-            return None
+        if array.stype != SType.NUMPY:
+            raise ValueError(f"it is serialised as {str(array.stype)[:40]!r}, not as {SType.NUMPY!r}")
+        if not isinstance(data, bytes) or data[:6] != _MAGIC:
+            raise ValueError("the bytes are not those of a .npy file")
         width = _LENGTH_BYTES.get(data[6:8], 0)
         length = int.from_bytes(data[8 : 8 + width], "little")
-        if not 0 < length <= _LONGEST_HEADER:
-            return None
         begin = 8 + width + length
-        fields = _fields(data[8 + width : begin])
+        fields = _fields(data[8 + width : begin]) if length <= _LONGEST_HEADER else None
         if fields is None:
-            return None
+            raise ValueError("its header is not that of an array of numbers")
         dtype, shape, rowwise = fields
         # Python's integers cannot overflow, whatever shape a header claims.
         total = begin + dtype.itemsize * math.prod(shape)
-        return cls(data[:begin], dtype, shape, rowwise, total) if total == len(data) else None
+        if total != len(data):
+            raise ValueError(f"its header does not match its {len(data)} bytes")
+        return cls(data[:begin], dtype, shape, rowwise, total)
 
     def entries(self, array: Array) -> AnyArray | None:
         """Return the entries of an array in memory order as one vector, or None if it has another layout."""
@@ -104,9 +106,12 @@ class Layout:
 
 def as_numpy(array: Array) -> AnyArray:
     """Return an array in C order, read-only and without a copy if possible."""
-    layout = Layout.of(array)
+    try:
+        values = Layout.of(array).read(array)
+    except ValueError:  # of an unusual type; the server's own, so it can be trusted
+        values = array.numpy()
     # Not ascontiguousarray, which adds a dimension to an array without any.
-    return np.asarray(array.numpy() if layout is None else layout.read(array), order="C")
+    return np.asarray(values, order="C")
 
 
 def to_array(values: AnyArray, dtype: str | None = None) -> Array:
@@ -140,23 +145,3 @@ def convert(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
     upper = np.asarray((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
     # Rounding a NaN could carry into its exponent and make it infinity.
     return np.where(np.isnan(single), 0x7FC0, upper).astype(np.uint16).view(BFLOAT16)
-
-
-def unreadable(array: Array) -> str:
-    """Return why an array has no layout, without reading it.
-
-    >>> unreadable(Array("float32", (2,), "numpy.ndarray", b"PK archive"))
-    'the bytes are not those of a .npy file'
-    """
-    data = array.data
-    if array.stype != SType.NUMPY:
-        return f"it is serialised as {str(array.stype)[:40]!r}, not as {SType.NUMPY!r}"
-    if not isinstance(data, bytes) or data[:6] != _MAGIC:
-        return "the bytes are not those of a .npy file"
-    start = data[8 : 8 + _LONGEST_HEADER].decode("latin1")
-    match = re.search(r"'descr': '([^']{1,20})'", start)
-    if match is not None and _HEADER.search(start) is None and re.fullmatch(_NUMBERS, match[1]) is None:
-        return f"its type {match[1]!r} is not a type of numbers"
-    if _HEADER.search(start) is None:
-        return "its header cannot be read"
-    return f"its header does not match its {len(data)} bytes"

@@ -22,7 +22,7 @@ from fedcohort.hosts.flower.roster import Card, Roster
 from fedcohort.hosts.flower.wire import LOSSES
 from fedcohort.hosts.questions import read_losses
 from fedcohort.hosts.round import FederationTimeoutError
-from fedcohort.hosts.wire import RECORD, Description, most_classes, question
+from fedcohort.hosts.wire import LABELS, RECORD, Description, most_classes, question
 from fedcohort.journal.events import REGISTERED
 from fedcohort.privacy.label_decoders import ClientRefusedError, LabelDecoder
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr.fedcohort")
 _SETTLE = 15.0  # seconds given to nodes that have not described themselves, once enough others have
 _LOOK_EVERY = 0.25  # seconds between two checks of who is online
-_ARRAYS = "arrays"
-_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
+_LOG_EVERY = 10.0  # seconds between two log messages about what the run waits for
 _Version = tuple[int, int]
 
 
@@ -112,18 +111,9 @@ class Population:
             if why is not None:
                 unfit[name] = why
             elif self._registered_names and name in self._registered_names and not card.registered:
-                if card.node not in self._impostors:
-                    self._impostors.add(card.node)
-                    log.warning("node %d is left out: %r is the name of a registered node", card.node, name)
+                self._warn_of_impostor(card, "is the name of a registered node")
             else:
                 fit[name] = card
-        self._log_unfit(unfit)
-        self._unfit = unfit
-        self._fit_at, self._fit, self._supplied = at, fit, None
-        return fit
-
-    def _log_unfit(self, unfit: Mapping[str, str]) -> None:
-        """Log which clients are left out, and why, unless it was logged before."""
         news: dict[str, list[str]] = {}
         for name, why in unfit.items():
             if self._unfit.get(name) != why:
@@ -131,34 +121,32 @@ class Population:
         for why, (first, *rest) in news.items():  # one message for all clients with the same fault
             more = f" (the same holds for {join_names(rest)})" if rest else ""
             log.warning("client %r is left out: %s%s", first, why, more)
+        self._unfit = unfit
+        self._fit_at, self._fit, self._supplied = at, fit, None
+        return fit
+
+    def _warn_of_impostor(self, card: Card, why: str) -> None:
+        if card.node not in self._impostors:
+            self._impostors.add(card.node)
+            log.warning("node %d is left out: %r %s", card.node, card.name, why)
 
     def _rejection_reason(self, card: Card, classes: int | None) -> str | None:
         """Return why a client cannot take part, or None; sealed labels are checked without opening them."""
-        lacking = card.lacks(self._required, self._labels is not None)
-        if (
-            self._labels is None
-            and self._required & _LABELS
-            and (wrong := card.description.label_rejection_reason(classes))
-        ):
-            return wrong
-        if self._labels is not None and card.description.sealed_labels is not None:
-            # Cached, because checking a signature takes long.
-            sealed, flaw = self._checked.get(card.name, (None, None))
-            if sealed != card.description.sealed_labels:
-                flaw = self._check(self._labels, card.name, card.description.sealed_labels)
-            if flaw is not None:
+        description, sealed = card.description, card.description.sealed_labels
+        if self._labels is None and self._required & LABELS and (why := description.label_rejection_reason(classes)):
+            return why
+        if self._labels is not None and sealed is not None:
+            # Kept, because checking a signature takes long.
+            if self._checked.get(card.name, (None, None))[0] != sealed:
+                try:
+                    self._labels.check(card.name, sealed)
+                    self._checked[card.name] = (sealed, None)
+                except FedcohortError as error:
+                    self._checked[card.name] = (sealed, shorten(error.message))
+            if (flaw := self._checked[card.name][1]) is not None:
                 return flaw
+        lacking = card.lacks(self._required, self._labels is not None)
         return f"it cannot supply {', '.join(repr(s.name) for s in lacking)}" if lacking else None
-
-    def _check(self, decoder: LabelDecoder, client: str, sealed: bytes) -> str | None:
-        """Return why sealed labels cannot be used, or None, without opening them."""
-        try:
-            decoder.check(client, sealed)
-        except FedcohortError as error:
-            self._checked[client] = (sealed, shorten(error.message))
-        else:
-            self._checked[client] = (sealed, None)
-        return self._checked[client][1]
 
     def most_classes(self) -> int | None:
         """Return how many classes a client may name, or None if no client names any.
@@ -190,9 +178,8 @@ class Population:
         if not self._registered_only:
             return everyone
         for card in everyone.values():
-            if not card.registered and card.node not in self._impostors:
-                self._impostors.add(card.node)
-                log.warning("node %d is left out: %r is not a registered name", card.node, card.name)
+            if not card.registered:
+                self._warn_of_impostor(card, "is not a registered name")
         return {name: card for name, card in everyone.items() if card.registered}
 
     @property
@@ -219,20 +206,19 @@ class Population:
                     return
             if now - begun > self._patience:
                 raise self._too_few(count)
-            self._waits(self._waiting_text(count))
-            if now - logged > 10:
+            if len(online) < count:
+                waiting = "; ".join([f"{len(online)} of the {count} clients needed can take part", *self.absent()])
+            else:
+                longest, silent = min(_SETTLE, self._patience), join_names(self._roster.silent)
+                waiting = (
+                    f"{len(online)} clients can take part, {count} are needed; waits at most {longest:g} s for nodes "
+                    f"that have not identified themselves: {silent}"
+                )
+            self._waits(waiting)
+            if now - logged > _LOG_EVERY:
                 logged = now
-                log.info("waiting: %s", self._waiting_text(count))
+                log.info("waiting: %s", waiting)
             self.sleep(_LOOK_EVERY)
-
-    def _waiting_text(self, count: int) -> str:
-        """Describe why the run cannot begin yet."""
-        online = len(self.online)
-        if online < count:
-            return "; ".join([f"{online} of the {count} clients needed can take part", *self.absent()])
-        longest, silent = min(_SETTLE, self._patience), join_names(self._roster.silent)
-        waits = f"at most {longest:g} s for nodes that have not identified themselves: {silent}"
-        return f"{online} clients can take part, {count} are needed; {waits}"
 
     def absent(self) -> list[str]:
         """Describe the clients that are connected but cannot take part, with the reasons."""
@@ -303,9 +289,9 @@ class Population:
         opened are left out.
         """
         labels: LabelInfo | LabelGramRows | None = None
-        if self._required & _LABELS and self._labels is not None:
+        if self._required & LABELS and self._labels is not None:
             cards, labels = self._decode_labels(self._labels, cards, before)
-        elif self._required & _LABELS:
+        elif self._required & LABELS:
             width = self.classes or max((len(card.description.label_counts or ()) for card in cards), default=0)
             labels = LabelCounts([card.description.padded_counts(width) for card in cards])
         names = [card.name for card in cards]
@@ -410,43 +396,35 @@ class Population:
         session.update_facts(self.table([online.get(n) or Card(n, -1, silent, answers=False) for n in names]))
 
     def _refresh_facts(self, session: Session) -> None:
-        """Update the sizes and labels of known clients."""
+        """Update the sizes and labels of known clients whose descriptions have changed and are plausible."""
         table = session.table
-        counts = Signal.LABEL_COUNTS in table.signals
-        if not table.signals or (Signal.LABEL_PRODUCTS in table.signals and not counts):
-            return  # products of labels cannot be replaced for single clients
-        descriptions = self._changed_descriptions(table)
-        if not descriptions:
-            return
-        self._facts.update({table.name(i): description for i, description in descriptions.items()})
-        sizes = table.sizes.copy()
-        sizes[list(descriptions)] = [sizes[i] if new.size is None else new.size for i, new in descriptions.items()]
-        labels = self._changed_labels(table.label_counts, descriptions) if counts else None
-        fresh = ClientTable(names=table.names, sizes=sizes, labels=labels)
-        changed = table.differing(fresh)
-        if len(changed):
-            session.update_facts(fresh)
-            log.info("new facts about %s", join_names(table.names_of(changed)))
-
-    def _changed_labels(self, before: FloatArray, descriptions: Mapping[int, Description]) -> LabelCounts:
-        """Return updated label counts; sealed labels stay, because they are opened only when a client joins."""
-        counts = before.copy()
-        for i, description in descriptions.items():
-            if self._labels is None and description.label_counts is not None:
-                counts[i] = description.padded_counts(counts.shape[1])
-        return LabelCounts(counts)
-
-    def _changed_descriptions(self, table: ClientTable) -> dict[int, Description]:
-        """Return the descriptions, by index, that have changed and are plausible."""
         counted = Signal.LABEL_COUNTS in table.signals
+        if not table.signals or (Signal.LABEL_PRODUCTS in table.signals and not counted):
+            return  # products of labels cannot be replaced for single clients
         classes = table.label_counts.shape[1] if counted else None
-        return {
+        descriptions = {
             table.index(name): card.description
             for name, card in self.online.items()
             if name in table
             and self._facts.get(name) != card.description
             and not (counted and card.description.label_rejection_reason(classes))
         }
+        if not descriptions:
+            return
+        sizes, counts = table.sizes.copy(), table.label_counts.copy() if counted else None
+        for i, new in descriptions.items():
+            self._facts[table.name(i)] = new
+            if new.size is not None:
+                sizes[i] = new.size
+            # Sealed labels are opened only when a client joins.
+            if counts is not None and self._labels is None and new.label_counts is not None:
+                counts[i] = new.padded_counts(counts.shape[1])
+        labels = None if counts is None else LabelCounts(counts)
+        fresh = ClientTable(names=table.names, sizes=sizes, labels=labels)
+        changed = table.differing(fresh)
+        if len(changed):
+            session.update_facts(fresh)
+            log.info("new facts about %s", join_names(table.names_of(changed)))
 
     def remember(self, session: Session) -> None:
         """Record the names that are bound to keys, and read those of earlier runs."""
@@ -482,7 +460,7 @@ class Population:
         self, arrays: ArrayRecord, names: Sequence[str], signals: frozenset[Signal], deadline: float
     ) -> Mapping[Signal, FloatArray]:
         """Ask ``names`` for losses of ``arrays``; NaN for clients that do not answer in time."""
-        content = RecordDict({_ARRAYS: arrays, RECORD: ConfigRecord(question(signals))})
+        content = RecordDict({"arrays": arrays, RECORD: ConfigRecord(question(signals))})
         online = self.online
         messages = {
             name: Message(content, dst_node_id=online[name].node, message_type=LOSSES, ttl=2 * deadline)

@@ -184,21 +184,29 @@ class Roster:
             return
         description, answers = described
         # A registered name is bound to the node's key; a name that a client gives itself is not.
-        registered = bool(self._registered[node])
-        name = self._registered[node] or self._first_name(node, description)
-        if not registered and name in self._registered.values():
-            self._refuse_borrowed_name(node, name)
-            return
+        name = self._registered[node]
+        registered = bool(name)
+        if not registered:
+            called = description.name or f"node-{node}"
+            name = self._names.get(node, called)  # the first one that it took part under
+            if called != name and node not in self._renamed:
+                self._renamed.add(node)
+                log.warning("node %d now calls itself %r; it stays %r as long as this run lasts", node, called, name)
+            if name in self._registered.values():
+                if not self._unfit.waits(node):
+                    log.warning("node %d is left out: it calls itself %r, the name of a registered node", node, name)
+                self._unfit.add(node)
+                if node in self._cards:
+                    self._forget(node)
+                return
         rival = self._by_name.get(name, node)
         if rival != node:
             if node in self._cards:
                 return  # a node that came later has the name now
             log.warning(
                 "node %d answers to the name %r, so node %d is treated as its earlier connection and ignored",
-                node,
-                name,
-                rival,
-            )
+                node, name, rival,
+            )  # fmt: skip
         card = Card(name, node, description, answers, registered)
         if self._cards.get(node) == card and self._by_name.get(name) == node:
             return
@@ -223,20 +231,3 @@ class Roster:
         log.warning("node %d could not describe itself and is left out for now: %s", node, reply.error)
         self._unfit.add(node)
         return None
-
-    def _refuse_borrowed_name(self, node: int, name: str) -> None:
-        """Leave out a node that gives itself the name of a registered node."""
-        if not self._unfit.waits(node):
-            log.warning("node %d is left out: it calls itself %r, the name of a registered node", node, name)
-        self._unfit.add(node)
-        if node in self._cards:
-            self._forget(node)
-
-    def _first_name(self, node: int, description: Description) -> str:
-        """Return the name under which a node first took part, or the one it gives itself now."""
-        name = description.name or f"node-{node}"
-        first = self._names.get(node, name)
-        if name != first and node not in self._renamed:
-            self._renamed.add(node)
-            log.warning("node %d now calls itself %r; it stays %r as long as this run lasts", node, name, first)
-        return first

@@ -34,19 +34,9 @@ from fedcohort.core.registry import Registry
 from fedcohort.core.signals import OnServer, Signal
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.flower.checkpoint import Checkpoints
-from fedcohort.hosts.flower.evaluation import EvaluateFn
-from fedcohort.hosts.flower.host import FlowerHost, ShouldStop
 from fedcohort.hosts.flower.logs import also_log_to
-from fedcohort.hosts.flower.run import LiveRun
-from fedcohort.hosts.flower.wrapped_strategy import (
-    InnerStrategyError,
-    changes_shape,
-    check_private,
-    check_strategy,
-    levels,
-    private_cohort_size,
-    sample_size,
-)
+from fedcohort.hosts.flower.run import EvaluateFn, LiveRun, ShouldStop
+from fedcohort.hosts.flower.wrapped_strategy import InnerStrategyError, WrappedStrategy
 from fedcohort.hosts.round import FederationTimeoutError, Policy, RoundError
 from fedcohort.hosts.wire import normal_form, plain
 from fedcohort.journal.lock import check_journal_path
@@ -59,6 +49,7 @@ __all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "Ro
 T = TypeVar("T")
 log = logging.getLogger("flwr.fedcohort")
 _COUNT = Interval(int, 1, None)
+_MANY = 1_000_000  # clients, so that a small fraction of them does not round down to 0
 _CONSTRAINTS: Mapping[str, Constraint] = {
     "seed": Interval(int, 0, None),
     "describe_every": Optional(Interval(float, 0, None, "neither")),
@@ -189,19 +180,20 @@ class CohortStrategy(Strategy):
         # The warning names the line that creates the strategy, also for the subclass.
         policy = _with_moved(policy or Policy(), moved, 3 + self.asynchronous)
         self.selector = create_part("selector", selector, Selector, SELECTORS)
-        self.strategy = self._check_wrapped(strategy, policy.max_update_norm)
+        self.wrapped = WrappedStrategy(FedAvg() if strategy is None else strategy)
+        self.strategy = self.wrapped.strategy
         self._warn_of_bias()
         if filter is None and Signal.KEPT in self.selector.requires:
             filter = FILTERS.create(self.selector.default_filter)
         self.filter = KeepAll() if filter is None else create_part("filter", filter, Filter, FILTERS)
+        self._check_strategy(policy)
         self._check_needs(validation)
-        self._check_late(policy.late)
         if self.sign is not None:  # a key that cannot be read is found before clients come online
             Signer(self.sign)
         self.journal = None if journal is None else check_journal_path(journal)
-        size = check_private(self.strategy, policy, isinstance(self.filter, KeepAll))
+        private = self.wrapped.private_size
         # Under differential privacy, only the number of models for which the noise is made may be averaged.
-        self.policy = replace(policy, size=size, private=private_cohort_size(self.strategy) is not None)
+        self.policy = replace(policy, size=private or policy.size, private=private is not None)
         self.shadows = {n: create_part("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         # Like the names of clients, because an operator's editor may use another Unicode form.
         self.rules = None if rules is None else rules.with_names(normal_form)
@@ -214,22 +206,45 @@ class CohortStrategy(Strategy):
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
 
-    @staticmethod
-    def _check_wrapped(strategy: Strategy | None, max_update_norm: float | None) -> Strategy:
-        """Return the strategy that configures and averages; refuse one that cannot be wrapped."""
-        inner = FedAvg() if strategy is None else check_strategy(strategy)
-        if any(isinstance(level, CohortStrategy) for level in levels(inner)):
-            raise ParameterError("A CohortStrategy cannot wrap another one.")
-        # Of a million, so that a small fraction does not round down to 0.
-        if sample_size(levels(inner), "train", 1_000_000) == 0:
+    def _check_strategy(self, policy: Policy) -> None:
+        """Refuse a policy and a filter that do not fit the wrapped strategy."""
+        wrapped, filtered = self.wrapped, not isinstance(self.filter, KeepAll)
+        if wrapped.sample_size("train", _MANY) == 0:
             raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
-        if max_update_norm is not None and changes_shape(inner):
+        if policy.max_update_norm is not None and wrapped.adds_trees:
             raise ParameterError(
                 "The 'max_update_norm' parameter of CohortStrategy needs a model that keeps its shape; "
-                f"{type(inner).__name__} adds trees.",
+                f"{wrapped} adds trees.",
                 hint="leave max_update_norm out",
             )
-        return inner
+        private = wrapped.private_size
+        if policy.late == "count" and (filtered or wrapped.adds_trees or private is not None):
+            reason = f"{wrapped} adds {'trees' if wrapped.adds_trees else 'noise for a cohort'}"
+            raise ParameterError(
+                "The 'late' parameter of CohortStrategy must be 'discard': "
+                f"{'a filter compares the models of a round' if filtered else reason}. Got 'count'.",
+                hint="models of earlier rounds can be counted with a plain average or an optimiser of the server",
+            )
+        if private is None:
+            return
+        if policy.size not in (None, private):
+            raise ParameterError(
+                f"The size of the policy must be {private}: the privacy wrapper makes its noise for "
+                f"num_sampled_clients={private}. Got {policy.size}.",
+                hint="leave it out, or give the wrapper the same number",
+            )
+        if policy.spares:
+            raise ParameterError(
+                f"There must be no spares under differential privacy: exactly {private} clients train. "
+                f"Got {policy.spares}.",
+                hint="a client that fails is replaced in the next try of the round",
+            )
+        if filtered:
+            raise ParameterError(
+                f"A filter cannot be used under differential privacy: it leaves models out, and the noise is "
+                f"calibrated for {private} of them.",
+                hint="pass filter='keep-all'",
+            )
 
     def _check_needs(self, validation: ServerValidation | None) -> None:
         """Refuse a selector or filter that needs what this server does not have."""
@@ -249,21 +264,6 @@ class CohortStrategy(Strategy):
                 raise ParameterError(
                     f"{needs}; 'validation' is missing.",
                     hint="pass validation=ServerValidation(logits=..., labels=...)",
-                )
-
-    def _check_late(self, late: str) -> None:
-        """Refuse to count late models if a round's average needs exactly the models of this round."""
-        inner = type(self.strategy).__name__
-        obstacles = {
-            "a filter compares the models of a round": not isinstance(self.filter, KeepAll),
-            f"{inner} adds trees": changes_shape(self.strategy),
-            f"{inner} adds noise for a cohort": private_cohort_size(self.strategy) is not None,
-        }
-        for reason, applies in obstacles.items():
-            if late == "count" and applies:
-                raise ParameterError(
-                    f"The 'late' parameter of CohortStrategy must be 'discard': {reason}. Got {late!r}.",
-                    hint="models of earlier rounds can be counted with a plain average or an optimiser of the server",
                 )
 
     def more_settings(self) -> dict[str, Any]:
@@ -316,15 +316,15 @@ class CohortStrategy(Strategy):
             has it since 1.43; here it works with every release.
         """
         with also_log_to(self.json_log):
-            log.info("Starting %s around %s:", type(self).__name__, type(self.strategy).__name__)
+            log.info("Starting %s around %s:", type(self).__name__, self.wrapped)
             self.summary()
-            everybody = sample_size(levels(self.strategy), "train", 1_000_000) == 1_000_000
+            everybody = self.wrapped.sample_size("train", _MANY) == _MANY
             if self.policy.size is None and everybody and self.selector.selects:
                 log.warning(
                     "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
                     "or Policy(size=...)"
                 )
-            host = self._host(
+            run = self._run(
                 grid,
                 num_rounds=num_rounds,
                 timeout=timeout,
@@ -333,10 +333,10 @@ class CohortStrategy(Strategy):
                 evaluate_fn=evaluate_fn,
                 should_stop=should_stop,
             )
-            return LiveRun(host).play(initial_arrays)
+            return run.play(initial_arrays)
 
-    def _host(self, grid: Grid, **options: Any) -> FlowerHost:
-        return FlowerHost(self, grid, **options)
+    def _run(self, grid: Grid, **options: Any) -> LiveRun:
+        return LiveRun(self, grid, **options)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     FedAdagrad,
@@ -28,10 +28,8 @@ from flwr.serverapp.strategy import (
 
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import FedcohortError, ParameterError
-from fedcohort.hosts.round import Policy
 
 log = logging.getLogger("flwr.fedcohort")
-Phase = Literal["train", "evaluate"]
 SAMPLING = ("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
 # What a strategy sets again in every configure_train; saving it would only double the checkpoint.
 _TRANSIENT = frozenset({"current_arrays", "current_bst", "registered_nodes", "_pending_events", *SAMPLING})
@@ -41,159 +39,158 @@ class InnerStrategyError(FedcohortError, RuntimeError):
     """The wrapped strategy does something that selection does not support."""
 
 
-def levels(strategy: Strategy) -> list[Strategy]:
-    """Return a strategy and those that it wraps, in any attribute, outermost first."""
-    strategies = [strategy]
-    for level in strategies:
-        for value in vars(level).values():
-            if isinstance(value, Strategy) and not any(value is other for other in strategies):
-                strategies.append(value)
-    return strategies
+class WrappedStrategy:
+    """A Flower strategy, with what fedcohort must know about it and about those that it wraps itself.
 
-
-def sample_size(strategies: Iterable[Strategy], phase: Phase, online: int) -> int | None:
-    """Return how many of ``online`` nodes the levels of a strategy would sample, or None if they do not say."""
-    for level in strategies:
-        fraction = getattr(level, f"fraction_{phase}", None)
-        if fraction is not None:
-            return 0 if fraction == 0.0 else max(int(online * fraction), int(getattr(level, f"min_{phase}_nodes", 1)))
-    return None
-
-
-def min_clients(strategy: Strategy) -> int:
-    """Return how many nodes must be online before the strategy starts."""
-    least = 1
-    for level in levels(strategy):
-        for name in ("min_available_nodes", "min_train_nodes"):
-            least = max(least, int(getattr(level, name, 1)))
-    return max(least, private_cohort_size(strategy) or 1)
-
-
-def private_cohort_size(strategy: Strategy) -> int | None:
-    """Return the number of clients for which a privacy wrapper makes its noise, or None without such a wrapper.
-
-    All of Flower's wrappers divide the noise by ``num_sampled_clients``, however many take part. In an average of fewer
-    clients, the noise would be too small.
+    Attributes
+    ----------
+    strategy : Strategy
+    levels : list of Strategy
+        The strategy and those that it wraps, in any attribute, outermost first.
+    weight_key : str
+        The metric in a reply that is its weight.
+    config_key : str
+        The name of the ConfigRecord in a message.
+    arrays_key : str
+        The name of the record of the model.
+    adds_trees : bool
+        Whether the model changes its shape from round to round, like an ensemble of trees.
+    extrapolates : bool
+        Whether it is one of Flower's optimisers at the server, which move a model beyond those of clients.
     """
-    sizes = {int(level.num_sampled_clients) for level in levels(strategy) if hasattr(level, "num_sampled_clients")}
-    if len(sizes) > 1:
-        raise ParameterError(
-            f"The strategy holds privacy wrappers for different cohorts: num_sampled_clients is "
-            f"{' and '.join(map(str, sorted(sizes)))}.",
-            hint="give all of them the same num_sampled_clients",
-        )
-    return sizes.pop() if sizes else None
 
-
-def has_accountant(strategy: Strategy) -> bool:
-    """Whether the strategy has a privacy accountant, which demands equal weights."""
-    return any(getattr(level, "accountant", None) is not None for level in levels(strategy))
-
-
-def strategy_copy(strategy: Strategy) -> Strategy:
-    """Return a copy of a strategy for trials, without its privacy accountants."""
-    accountants = [getattr(level, "accountant", None) for level in levels(strategy)]
-    # Flower's accountants cannot be copied, so the copy's memo maps them to None.
-    return copy.deepcopy(strategy, {id(accountant): None for accountant in accountants if accountant is not None})
-
-
-def forget_round(strategy: Strategy, server_round: int) -> None:
-    """Let a strategy be configured again for a round that released nothing, which privacy wrappers allow only once."""
-    for level in levels(strategy):
-        pending = getattr(level, "_pending_events", None)
-        if isinstance(pending, dict):
-            pending.pop(server_round, None)
-
-
-def check_strategy(strategy: object) -> Strategy:
-    """Refuse a strategy that cannot be wrapped: one of another API, or one with its own ``start``."""
-    if not isinstance(strategy, Strategy):
-        what = strategy.__name__ if isinstance(strategy, type) else type(strategy).__name__
-        legacy = "flwr.server.strategy" in getattr(strategy, "__module__", type(strategy).__module__)
-        raise ParameterError(
-            f"The 'strategy' parameter of CohortStrategy must be a strategy of flwr.serverapp.strategy. Got {what}"
-            + (", a class: an instance is needed." if isinstance(strategy, type) else "."),
-            hint="flwr.server.strategy is Flower's legacy API; the same names are in flwr.serverapp.strategy"
-            if legacy
-            else None,
-        )
-    for level in levels(strategy):
-        if type(level).start is not Strategy.start and type(level).__name__ != "CohortStrategy":
-            raise InnerStrategyError(
-                f"The strategy {type(level).__name__} has a start() of its own, which CohortStrategy would never call.",
-                hint="do it in aggregate_train, in evaluate_fn, or around the call of CohortStrategy.start",
+    def __init__(self, strategy: object) -> None:
+        if not isinstance(strategy, Strategy):
+            what = strategy.__name__ if isinstance(strategy, type) else type(strategy).__name__
+            legacy = "flwr.server.strategy" in getattr(strategy, "__module__", type(strategy).__module__)
+            raise ParameterError(
+                f"The 'strategy' parameter of CohortStrategy must be a strategy of flwr.serverapp.strategy. Got {what}"
+                + (", a class: an instance is needed." if isinstance(strategy, type) else "."),
+                hint="flwr.server.strategy is Flower's legacy API; the same names are in flwr.serverapp.strategy"
+                if legacy
+                else None,
             )
-    return strategy
+        self.strategy = strategy
+        self.levels = [strategy]
+        for level in self.levels:
+            for value in vars(level).values():
+                if isinstance(value, Strategy) and not any(value is other for other in self.levels):
+                    self.levels.append(value)
+            if type(level).start is not Strategy.start:
+                raise InnerStrategyError(
+                    f"The strategy {type(level).__name__} has a start() of its own, which CohortStrategy would never "
+                    "call.",
+                    hint="do it in aggregate_train, in evaluate_fn, or around the call of CohortStrategy.start",
+                )
+        weighs = next((level for level in self.levels if hasattr(level, "weighted_by_key")), None)
+        self.weight_key = str(getattr(weighs, "weighted_by_key", "num-examples"))
+        self.config_key = str(getattr(weighs, "configrecord_key", "config"))
+        self.arrays_key = str(self._first("arrayrecord_key") or "arrays")
+        self.adds_trees = any(isinstance(level, (FedXgbBagging, FedXgbCyclic)) for level in self.levels)
+        self.extrapolates = any(isinstance(level, (FedAdagrad, FedAdam, FedAvgM, FedYogi)) for level in self.levels)
 
+    def __str__(self) -> str:
+        return type(self.strategy).__name__
 
-def check_private(strategy: Strategy, policy: Policy, everybody_kept: bool) -> Any:
-    """Return the size of a policy, which under differential privacy is what the noise is calibrated for."""
-    size = private_cohort_size(strategy)
-    if size is None:
-        return policy.size
-    if policy.size not in (None, size):
-        raise ParameterError(
-            f"The size of the policy must be {size}: the privacy wrapper makes its noise for "
-            f"num_sampled_clients={size}. Got {policy.size}.",
-            hint="leave it out, or give the wrapper the same number",
-        )
-    if policy.spares:
-        raise ParameterError(
-            f"There must be no spares under differential privacy: exactly {size} clients train. Got {policy.spares}.",
-            hint="a client that fails is replaced in the next try of the round",
-        )
-    if not everybody_kept:
-        raise ParameterError(
-            f"A filter cannot be used under differential privacy: it leaves models out, and the noise is "
-            f"calibrated for {size} of them.",
-            hint="pass filter='keep-all'",
-        )
-    return size
+    def _first(self, name: str) -> Any:
+        """Return the outermost level's value of an attribute, or None if no level has one."""
+        values = (getattr(level, name, None) for level in self.levels)
+        return next((value for value in values if value is not None), None)
 
+    def sample_size(self, phase: Literal["train", "evaluate"], online: int) -> int | None:
+        """Return how many of ``online`` nodes the strategy would sample, or None if it does not say."""
+        for level in self.levels:
+            fraction = getattr(level, f"fraction_{phase}", None)
+            if fraction is not None:
+                least = int(getattr(level, f"min_{phase}_nodes", 1))
+                return 0 if fraction == 0.0 else max(int(online * fraction), least)
+        return None
 
-def keys(strategy: Strategy) -> tuple[str, str]:
-    """Return the strategy's keys for the weight in a reply's metrics and for the ConfigRecord in a message."""
-    for level in levels(strategy):
-        if hasattr(level, "weighted_by_key"):
-            return str(level.weighted_by_key), str(getattr(level, "configrecord_key", "config"))
-    return "num-examples", "config"
+    @property
+    def min_clients(self) -> int:
+        """How many nodes must be online before the strategy starts."""
+        names = ("min_available_nodes", "min_train_nodes")
+        wanted = [int(getattr(level, name, 1)) for level in self.levels for name in names]
+        return max(1, self.private_size or 1, *wanted)
 
+    @property
+    def private_size(self) -> int | None:
+        """The number of clients for which a privacy wrapper makes its noise, or None without such a wrapper.
 
-def record_names(strategy: Strategy) -> tuple[str, str]:
-    """Return the strategy's name for the record of the model, and the usual name for the record of metrics."""
-    names = (str(level.arrayrecord_key) for level in levels(strategy) if hasattr(level, "arrayrecord_key"))
-    return next(names, "arrays"), "metrics"
+        All of Flower's wrappers divide the noise by ``num_sampled_clients``, however many take part. In an average of
+        fewer clients, the noise would be too small.
+        """
+        sizes = {int(x.num_sampled_clients) for x in self.levels if hasattr(x, "num_sampled_clients")}
+        if len(sizes) > 1:
+            raise ParameterError(
+                f"The strategy holds privacy wrappers for different cohorts: num_sampled_clients is "
+                f"{' and '.join(map(str, sorted(sizes)))}.",
+                hint="give all of them the same num_sampled_clients",
+            )
+        return sizes.pop() if sizes else None
 
+    @property
+    def has_accountant(self) -> bool:
+        """Whether the strategy has a privacy accountant, which demands equal weights."""
+        return self._first("accountant") is not None
 
-def changes_shape(strategy: Strategy) -> bool:
-    """Whether the model changes its shape from round to round, like an ensemble of trees."""
-    return any(isinstance(level, (FedXgbBagging, FedXgbCyclic)) for level in levels(strategy))
+    def copy(self) -> WrappedStrategy:
+        """Return a copy for trials, without privacy accountants."""
+        # Flower's accountants cannot be copied, so the copy's memo maps them to None.
+        accountants = [getattr(level, "accountant", None) for level in self.levels]
+        memo: dict[int, Any] = {id(accountant): None for accountant in accountants if accountant is not None}
+        return WrappedStrategy(copy.deepcopy(self.strategy, memo))
 
+    def forget_round(self, server_round: int) -> None:
+        """Let the strategy be configured again for a round that released nothing; privacy wrappers allow it once."""
+        for level in self.levels:
+            pending = getattr(level, "_pending_events", None)
+            if isinstance(pending, dict):
+                pending.pop(server_round, None)
 
-def extrapolates(strategy: Strategy) -> bool:
-    """Whether the strategy is one of Flower's optimisers at the server, which move a model beyond those of clients."""
-    return any(isinstance(level, (FedAdagrad, FedAdam, FedAvgM, FedYogi)) for level in levels(strategy))
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, nodes: Sequence[int]
+    ) -> dict[int, Message]:
+        """Return the strategy's train messages by node, in the order of ``nodes``; there is exactly one for each."""
+        with self._taking_all(len(nodes)):
+            written = self.strategy.configure_train(server_round, arrays, config, GridView(grid, nodes))
+            by_node = {message.metadata.dst_node_id: message for message in written}
+        if by_node.keys() != set(nodes):
+            reached = len(by_node.keys() & set(nodes))
+            raise InnerStrategyError(
+                f"The strategy {self} was offered {len(nodes)} chosen nodes and wrote to {reached} of them and "
+                f"{len(by_node) - reached} others.",
+                hint="a strategy that picks nodes by itself can only be wrapped with Policy(size=1)",
+            )
+        return {node: by_node[node] for node in nodes}
 
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, nodes: Sequence[int]
+    ) -> dict[int, Message]:
+        """Return the strategy's evaluation messages by node, which may be fewer than ``nodes``."""
+        with self._taking_all(len(nodes)):
+            written = self.strategy.configure_evaluate(server_round, arrays, config, GridView(grid, nodes))
+            return {message.metadata.dst_node_id: message for message in written}
 
-@contextlib.contextmanager
-def taking_all(strategy: Strategy, count: int) -> Iterator[None]:
-    """Make every level of a strategy take all of ``count`` nodes; a fraction of 0 stays 0."""
-    saved: list[tuple[Strategy, str, Any]] = []
-    try:
-        for level in levels(strategy):
-            for name in SAMPLING:
-                if not hasattr(level, name):
-                    continue
-                value = getattr(level, name)
-                saved.append((level, name, value))
+    def step_from(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> None:
+        """Let the strategy compute its next step from ``arrays``: some use the model that they configured last."""
+        with self._taking_all(1):
+            list(self.strategy.configure_train(server_round, arrays, config, GridView(grid, [1])))
+
+    @contextlib.contextmanager
+    def _taking_all(self, count: int) -> Iterator[None]:
+        """Make every level take all of ``count`` nodes; a fraction of 0 stays 0."""
+        saved = [(x, name, getattr(x, name)) for x in self.levels for name in SAMPLING if hasattr(x, name)]
+        try:
+            for level, name, value in saved:
                 if name.startswith("min_"):
                     setattr(level, name, count)
                 elif value != 0.0:  # 0 means no evaluation
                     setattr(level, name, 1.0)
-        yield
-    finally:
-        for level, name, value in saved:
-            setattr(level, name, value)
+            yield
+        finally:
+            for level, name, value in saved:
+                setattr(level, name, value)
 
 
 class GridView(Grid):
@@ -242,63 +239,31 @@ class GridView(Grid):
         return self._grid.send_and_receive(messages, timeout=timeout)
 
 
-def messages_by_node(strategy: Strategy, messages: Iterable[Message], nodes: Sequence[int]) -> dict[int, Message]:
-    """Return a strategy's messages by node, in the order of ``nodes``; there must be exactly one for each."""
-    by_node = {message.metadata.dst_node_id: message for message in messages}
-    if by_node.keys() != set(nodes):
-        raise InnerStrategyError(
-            f"The strategy {type(strategy).__name__} was offered {len(nodes)} chosen nodes and wrote to "
-            f"{len(set(by_node) & set(nodes))} of them and {len(set(by_node) - set(nodes))} others.",
-            hint="a strategy that picks nodes by itself can only be wrapped with Policy(size=1)",
-        )
-    return {node: by_node[node] for node in nodes}
-
-
 # -- the memory of a strategy -----------------------------------------------------------------------------------------
 
 
-def _arrays_of(value: Any) -> dict[str, AnyArray] | None:
-    """Return the arrays in an attribute by key, or None if it is something else."""
+def _arrays_in(value: Any) -> tuple[str, dict[str, AnyArray]] | None:
+    """Return the kind of an attribute that holds arrays, and these by key; None for anything else."""
     match value:
         case np.ndarray():
-            return {"": value}
+            return "array", {"": value}
         case ArrayRecord():
-            return {key: array.numpy() for key, array in value.items()}
+            return "record", {key: array.numpy() for key, array in value.items()}
         case dict() if all(isinstance(key, str) for key in value):
-            parts = value
+            kind, parts = "dict", value
         case list() | tuple():
-            parts = {str(i): part for i, part in enumerate(value)}
+            kind, parts = "list", {str(i): part for i, part in enumerate(value)}
         case _:
             return None
     # Not only arrays: from those without dimensions, such as a counter's moments, NumPy computes scalars.
     if not parts or not all(isinstance(part, (np.ndarray, np.generic)) for part in parts.values()):
         return None
-    return {key: np.asarray(part) for key, part in parts.items()}
+    return kind, {key: np.asarray(part) for key, part in parts.items()}
 
 
 def _has_own_state(value: Any) -> bool:
     """Whether an object can be saved and restored like torch's optimisers, such as a privacy accountant."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
-def _rebuild(kind: str, arrays: dict[str, AnyArray]) -> Any:
-    match kind:
-        case "array":
-            return arrays[""]
-        case "record":
-            return ArrayRecord({key: Array(array) for key, array in arrays.items()})
-        case "dict":
-            return dict(arrays)
-        case _:
-            return list(arrays.values())
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return "array"
-    if isinstance(value, ArrayRecord):
-        return "record"
-    return "dict" if isinstance(value, dict) else "list"
 
 
 class StrategyState:
@@ -310,8 +275,8 @@ class StrategyState:
     saved too. For any other attribute that changes, there is one warning.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
-        self._levels = levels(strategy)
+    def __init__(self, wrapped: WrappedStrategy) -> None:
+        self._levels = wrapped.levels
         self._fresh = [dict(vars(level)) for level in self._levels]
         self._warned: set[str] = set()
 
@@ -319,34 +284,31 @@ class StrategyState:
         """Return the changed attributes: values for JSON, and arrays under flat keys."""
         plain: dict[str, Any] = {}
         arrays: dict[str, AnyArray] = {}
-        for path, level, name, value in self._changed_attributes():
-            parts = _arrays_of(value)
-            if _has_own_state(value):
-                plain[path] = {"kind": "state", "value": value.state_dict()}
-            elif parts is not None:
-                plain[path] = {"kind": _kind_of(value), "keys": list(parts)}
-                arrays.update({f"{path}/{key}": array for key, array in parts.items()})
-            elif value is None or isinstance(value, (bool, int, float, str)):
-                plain[path] = {"kind": "plain", "value": value}
-            elif isinstance(value, np.generic):
-                plain[path] = {"kind": "plain", "value": value.item()}
-            elif path not in self._warned:
-                self._warned.add(path)
-                log.warning(
-                    "attribute %r of %s changed, but a %s cannot be saved: a restart begins with its first value",
-                    name, type(level).__name__, type(value).__name__,
-                )  # fmt: skip
-        return plain, arrays
-
-    def _changed_attributes(self) -> Iterator[tuple[str, Strategy, str, Any]]:
-        """Yield path, level, name and value of each attribute that may differ from what the constructor set."""
         for i, (level, fresh) in enumerate(zip(self._levels, self._fresh, strict=True)):
             for name, value in vars(level).items():
                 if name in _TRANSIENT or isinstance(value, Strategy) or callable(value):
                     continue
+                path = f"{i}.{name}"
                 # Strategies replace values by new objects, except those with their own state, which change inside.
-                if _has_own_state(value) or value is not fresh.get(name):
-                    yield f"{i}.{name}", level, name, value
+                if _has_own_state(value):
+                    plain[path] = {"kind": "state", "value": value.state_dict()}
+                elif value is fresh.get(name):
+                    continue
+                elif (found := _arrays_in(value)) is not None:
+                    kind, parts = found
+                    plain[path] = {"kind": kind, "keys": list(parts)}
+                    arrays.update({f"{path}/{key}": array for key, array in parts.items()})
+                elif value is None or isinstance(value, (bool, int, float, str)):
+                    plain[path] = {"kind": "plain", "value": value}
+                elif isinstance(value, np.generic):
+                    plain[path] = {"kind": "plain", "value": value.item()}
+                elif path not in self._warned:
+                    self._warned.add(path)
+                    log.warning(
+                        "attribute %r of %s changed, but a %s cannot be saved: a restart begins with its first value",
+                        name, type(level).__name__, type(value).__name__,
+                    )  # fmt: skip
+        return plain, arrays
 
     def restore(self, plain: dict[str, Any], arrays: dict[str, AnyArray]) -> None:
         """Restore saved attributes of the strategy."""
@@ -359,10 +321,15 @@ class StrategyState:
                     hint="continue with the strategy the journal was started with, or start a new journal",
                 )
             level = self._levels[int(index)]
+            parts = {key: arrays[f"{path}/{key}"] for key in entry.get("keys", ())}
             match entry["kind"]:
                 case "plain":
                     setattr(level, name, entry["value"])
                 case "state":
                     getattr(level, name).load_state_dict(entry["value"])
+                case "array":
+                    setattr(level, name, parts[""])
+                case "record":
+                    setattr(level, name, ArrayRecord({key: Array(array) for key, array in parts.items()}))
                 case kind:
-                    setattr(level, name, _rebuild(kind, {key: arrays[f"{path}/{key}"] for key in entry["keys"]}))
+                    setattr(level, name, parts if kind == "dict" else list(parts.values()))

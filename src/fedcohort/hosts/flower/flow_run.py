@@ -22,11 +22,11 @@ from fedcohort.core.signals import Signal
 from fedcohort.hosts.flow import BufferedAnswer, Flow, batch_seed
 from fedcohort.hosts.flower.averaging import Average
 from fedcohort.hosts.flower.checkpoint import AnswerFiles, WaitingAnswer
-from fedcohort.hosts.flower.evaluation import scalars
-from fedcohort.hosts.flower.host import FlowerHost, log_corrections, log_failures
-from fedcohort.hosts.flower.logs import say
-from fedcohort.hosts.flower.replies import CheckedMessage, measures_of, move_update, with_weight
-from fedcohort.hosts.flower.wrapped_strategy import GridView, taking_all
+from fedcohort.hosts.flower.logs import log_corrections, log_failures, say
+from fedcohort.hosts.flower.metrics import scalars
+from fedcohort.hosts.flower.replies import CheckedMessage, measures_of
+from fedcohort.hosts.flower.run import LiveRun
+from fedcohort.hosts.flower.training import with_bounded_weights
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.live import Aggregation
 from fedcohort.hosts.live_flow import FlowHost, play_flow
@@ -43,8 +43,8 @@ log = logging.getLogger("flwr.fedcohort")
 _OK = Status.OK
 
 
-class FlowerFlowHost(FlowerHost, FlowHost):
-    """The clients behind a grid, asked one by one."""
+class FlowRun(LiveRun, FlowHost):
+    """One run of a strategy without rounds: the clients behind a grid are asked one by one."""
 
     settings: AsyncCohortStrategy
 
@@ -55,17 +55,16 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         store = settings.checkpoints
         self._files = None if store is None else AnswerFiles(store.folder)
         self._common_outbox = self._outbox()
-        self._sent: dict[str, tuple[int, int]] = {}  # by message id, the ticket and the node
+        self._questions: dict[str, tuple[int, int]] = {}  # by message id, the ticket and the node
         self._answers: dict[int, WaitingAnswer] = {}  # by ticket
         self._models: dict[int, ArrayRecord] = {}  # by number, the models that clients at work began with
         self._flow: Flow
 
-    def play(self, session: Session, leases: Leases | None) -> str | None:
-        """Play until the last model; return why the selector ended the run earlier, or None."""
+    def _play_rounds(self, session: Session, leases: Leases | None) -> str | None:
         return play_flow(self, session, self.policy, self.settings.flow, self.num_rounds, leases)
 
-    def tidy(self) -> None:
-        """Delete the answers that are in the last model; more models may still need the others."""
+    def _tidy(self) -> None:
+        # Answers that are in the last model; more models may still need the others.
         if self._files is not None:
             self._files.keep_only(answer.ticket for answer in Flow(self._running, self.settings.flow).waiting)
 
@@ -94,9 +93,9 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         config, outbox = ConfigRecord(dict(self.config)), self._common_outbox
         unsent = self._send(cohort, self._models[cohort.round], config, outbox, seed)
         if not unsent:
-            ((name, message),) = self.training.sent.items()
+            ((name, message),) = self._sent.items()
             node = message.metadata.dst_node_id
-            self._sent[next(reversed(outbox.waiting))] = (cohort.ticket, node)
+            self._questions[next(reversed(outbox.waiting))] = (cohort.ticket, node)
             self.outstanding.working[name] = node
         return unsent
 
@@ -109,8 +108,8 @@ class FlowerFlowHost(FlowerHost, FlowHost):
             return []
         arrived = outbox.receive(until)
         replies = []
-        for reply, checked in zip(arrived, self.training.checker.check_all(arrived), strict=True):
-            ticket, node = self._sent.pop(reply.message.metadata.reply_to_message_id)
+        for reply, checked in zip(arrived, self._checker.check_all(arrived), strict=True):
+            ticket, node = self._questions.pop(reply.message.metadata.reply_to_message_id)
             if self.outstanding.working.get(reply.name) == node:
                 del self.outstanding.working[reply.name]
             replies.append(Reply(ticket, reply.name, checked.status, checked.reason, reply.seconds, checked))
@@ -120,7 +119,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         """Keep an answer, on disk if there is a journal, and measure it against the model that it began with."""
         checked: CheckedMessage = reply.content
         model = self._models[cohort.round]
-        checked, texts = self.training.shorten(checked, model)
+        checked, texts = self._shorten(checked, model)
         card = self.population.online.get(reply.client)
         times = 1.0 if cohort.weights is None else float(cohort.weights[0])
         answer = WaitingAnswer.of(checked, None if card is None else card.description.size, times)
@@ -136,11 +135,14 @@ class FlowerFlowHost(FlowerHost, FlowHost):
 
     def make_model(self, answers: Sequence[tuple[BufferedAnswer, int]]) -> Aggregation:
         """Weigh answers with the aggregator and let the strategy average them; refuse those that it cannot average."""
-        names = self._unique_names(answers)
+        names: dict[int, str] = {}  # by ticket; a client may have answered twice since the newest model
+        for answer, _ in answers:
+            name = self._answers[answer.ticket].reply.name
+            names[answer.ticket] = f"{name} (ticket {answer.ticket})" if name in names.values() else name
         sizes = {names[ticket]: self._answers[ticket].size for ticket in names}
         waiting = [self._answers[ticket].reply._replace(name=name) for ticket, name in names.items()]
         # The share of a client is limited later, when the aggregator has weighed its answers.
-        checked, corrections = self.training.bound_weights(waiting, sizes, None)
+        checked, corrections = with_bounded_weights(waiting, self.wrapped, sizes, None)
         valid = [
             (answer, staleness, reply)
             for (answer, staleness), reply in zip(answers, checked, strict=True)
@@ -157,14 +159,6 @@ class FlowerFlowHost(FlowerHost, FlowHost):
             },
             corrections=corrections,
         )
-
-    def _unique_names(self, answers: Sequence[tuple[BufferedAnswer, int]]) -> dict[int, str]:
-        """Return a name for each ticket; a client may have answered twice since the newest model."""
-        names: dict[int, str] = {}
-        for answer, _ in answers:
-            name = self._answers[answer.ticket].reply.name
-            names[answer.ticket] = f"{name} (ticket {answer.ticket})" if name in names.values() else name
-        return names
 
     def _weigh_and_average(
         self, valid: Sequence[tuple[BufferedAnswer, int, CheckedMessage]], corrections: dict[str, list[str]]
@@ -198,11 +192,9 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         for answer, _, reply in valid:
             weight = weights[answer.ticket]
             begun = self.arrays if aggregator.mixes_models else self._models[answer.version]
-            moved = move_update(reply, begun, self.arrays, total)
-            chosen.append(with_weight(moved, self.weight_key, weight))
-        # Nothing is sent, but some strategies compute their steps from the model that they configured last.
-        with taking_all(self.inner, 1):
-            list(self.inner.configure_train(session.round + 1, self.arrays, self.config, GridView(self.grid, [1])))
+            moved = reply.moved(begun, self.arrays, total)
+            chosen.append(moved.with_weight(self.wrapped.weight_key, weight))
+        self.wrapped.step_from(session.round + 1, self.arrays, self.config, self.grid)  # nothing is sent
         return self._average_models(session.round + 1, chosen, (), corrections, lambda _: "")
 
     def store_model(self) -> None:
@@ -242,4 +234,4 @@ class FlowerFlowHost(FlowerHost, FlowHost):
             "round", "[MODEL %d, %d of %d] answers in the average: %d", number, number + 1, self.num_rounds, models,
             round=number, models=models, metrics=scalars(self._average.metrics),
         )  # fmt: skip
-        self.evaluate(number, self.arrays)
+        self._evaluate(number)

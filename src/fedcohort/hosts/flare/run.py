@@ -1,11 +1,13 @@
-"""A FLARE federation as a host: it sends tasks, checks results, and uses FLARE's aggregation."""
+"""One run of a FLARE job: its session, its sites and the global model; it sends tasks, and uses FLARE's aggregation."""
 
 from __future__ import annotations
 
+import json
 import queue
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,12 +18,12 @@ from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
 from fedcohort.core.signals import Signal, metrics_of
 from fedcohort.core.text import shorten
+from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.ask_again import ASK_AGAIN_AFTER
 from fedcohort.hosts.flare.replies import (
     CheckedResult,
     ResultChecker,
     measures_of,
-    move_update,
     odd_metrics,
     record_of,
     to_aggregate,
@@ -29,19 +31,33 @@ from fedcohort.hosts.flare.replies import (
 )
 from fedcohort.hosts.flare.sites import Sites
 from fedcohort.hosts.flare.wire import DESCRIBE, LOSSES
-from fedcohort.hosts.live import Aggregation, Host, Online
-from fedcohort.hosts.measures import Measures
+from fedcohort.hosts.leases import leases_of
+from fedcohort.hosts.live import Aggregation, Host, Online, play
+from fedcohort.hosts.measures import Measures, output_of
 from fedcohort.hosts.orders import Order
 from fedcohort.hosts.questions import read_losses, try_out
-from fedcohort.hosts.round import FederationTimeoutError, Policy, Reply, Round, Shortage
-from fedcohort.hosts.run_record import CHECKPOINT
+from fedcohort.hosts.round import FederationTimeoutError, Reply, Round, Shortage
+from fedcohort.hosts.run_record import (
+    CHECKPOINT,
+    RULES,
+    checkpoint_to_load,
+    is_finished,
+    note_once,
+    record_end,
+    record_failure,
+    reopen,
+    why_ended,
+)
 from fedcohort.hosts.weights import bounded_weights
 from fedcohort.hosts.wire import RECORD, SEED, WORK, question
+from fedcohort.journal import is_blank
+from fedcohort.journal.events import PLANNED, SETTINGS
 from fedcohort.session.session import Session
 
 if TYPE_CHECKING:
     from fedcohort.hosts.flare.controller import CohortController
 
+_FORMAT = "fedcohort-flare-1"  # of checkpoints
 _SLICE = 0.25  # seconds between two checks whether the job was aborted
 _SETTLE = 10.0  # seconds to wait for sites that have not described themselves, once enough others have
 LATE_GRACE_SECONDS = 60.0  # seconds, at least, that a task outlives its round, for late results
@@ -76,7 +92,7 @@ class TaskMessage:
     fetched: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     task: Any = None
-    late_check: tuple[ResultChecker, Mapping[str, AnyArray]] | None = None  # with the model that was sent
+    checker: ResultChecker | None = None  # of results that count
 
     def __call__(self, result: FLModel) -> None:
         """Accept a result from FLARE, which adds the name of the site."""
@@ -94,8 +110,8 @@ class TaskMessage:
         return self.fetched - self.answered
 
 
-class FlareHost(Host):
-    """The sites behind a FLARE server, the aggregation and the global model.
+class FlareRun(Host):
+    """One run of a job, from the first look at its sites to the last round.
 
     Attributes
     ----------
@@ -103,17 +119,19 @@ class FlareHost(Host):
         None until enough sites are connected.
     model : dict of str to array
         The global model.
+    task_messages : list of TaskMessage
+        Those that are open, or that a site still works on.
     """
 
-    def __init__(self, controller: CohortController, policy: Policy, sites: Sites) -> None:
+    def __init__(self, controller: CohortController) -> None:
         self.controller = controller
-        self.policy = policy
-        self.sites = sites
+        self.policy = controller.policy_
+        self.sites = Sites(controller.selector_.requires, controller.classes)
         self.session: Session | None = None
         self.model: dict[str, AnyArray] = {}
-        self.inbox: queue.Queue[_Arrival] = queue.Queue()
-        self.task_messages: list[TaskMessage] = []  # task_messages that are open, or that a site still works on
-        self._open: tuple[TaskMessage, ResultChecker] | None = None
+        self.task_messages: list[TaskMessage] = []
+        self._inbox: queue.Queue[_Arrival] = queue.Queue()
+        self._open: TaskMessage | None = None  # to the cohort that trains
         self._next: tuple[dict[str, AnyArray], FLModel] | None = None  # the newest average, and FLARE's result
         self._saved: str | None = None
         self._waited = 0.0
@@ -123,6 +141,107 @@ class FlareHost(Host):
         assert self.session is not None
         return self.session
 
+    # -- from the start to the end ------------------------------------------------------------------------------------
+
+    def play(self, first: dict[str, AnyArray]) -> None:
+        """Run from the model ``first`` until the journal has all rounds, record the end, and close the journal."""
+        try:
+            self._play(first)
+        except Aborted:
+            record_failure(self.session, "the job was aborted")
+        except BaseException as error:
+            record_failure(self.session, shorten(str(error) or type(error).__name__))
+            raise
+        finally:
+            if self.session is not None:
+                self.session.close()
+
+    def _play(self, first: dict[str, AnyArray]) -> None:
+        controller, rounds, early_stop = self.controller, self.controller.num_rounds, self.policy.early_stop
+        journal, rules = controller.journal_, controller.rules_
+        # Raises an error before any site trains.
+        if needs_output_layer(controller.selector_.requires):
+            output_of(first)
+        if journal is not None and not is_blank(journal):
+            session = self.session = reopen(
+                journal, controller.selector_, controller.seed, rules, shadows=controller.shadows_
+            )
+            self.sites.required |= session.selector.requires
+            if Signal.LABEL_COUNTS in session.table.signals:
+                self.sites.classes = session.table.label_counts.shape[1]
+        if self.session is None or not is_finished(self.session, rounds, early_stop):
+            self._assemble()
+        session = self.session = self.session or self._create_session()
+        self.model = self._load_model(session, first)
+        note_once(session, PLANNED, {"rounds": rounds})
+        note_once(session, SETTINGS, {RULES: None if rules is None else rules.to_dict()})
+        if not is_finished(session, rounds, early_stop):
+            path, deadline = controller.leases, self.policy.fixed_deadline
+            leases = None if path is None else leases_of(Path(path), journal, deadline)
+            stop = play(self, session, self.policy, rounds, leases)
+            if stop is not None:
+                controller.info(f"the run ends before its last round: {stop}")
+        record_end(session, "finished", why_ended(session, early_stop))
+
+    def _assemble(self) -> None:
+        """Wait until enough sites have described themselves."""
+        begun, enough_since = self.now(), None
+        while True:
+            self._look()
+            self._arrivals(self.now() + _SLICE)
+            now, fit = self.now(), len(self.sites.fit())
+            waited_enough = now - begun > self.policy.patience
+            if fit >= self.policy.enough_online:
+                enough_since = enough_since or now
+                # A site that does not answer delays the run for a while, but cannot end it.
+                if not self.sites.unknown() or now - enough_since > _SETTLE or waited_enough:
+                    return
+            elif waited_enough:
+                absent = "; ".join(self.sites.absent())
+                raise FederationTimeoutError(
+                    f"Waited {self.policy.patience:g} s for {self.policy.enough_online} sites; {fit} can take part"
+                    f"{': ' if absent else '.'}{absent}",
+                    hint="connect more sites, give them the answers they lack, lower wait_for, or raise patience",
+                )
+
+    def _create_session(self) -> Session:
+        controller, sites = self.controller, self.sites
+        if controller.journal_ is not None:
+            controller.journal_.parent.mkdir(parents=True, exist_ok=True)
+        # From here on, a site must supply what the selector has decided to use.
+        selector = controller.selector_.adapt(sites.known())
+        sites.required |= selector.requires
+        return Session(
+            selector,
+            sites.table(sites.fit()),
+            seed=controller.seed,
+            signals=sites.supplied(),
+            journal=controller.journal_,
+            shadows=controller.shadows_,
+            rules=controller.rules_,
+            commit="manual",  # twice a round, when it is chosen and when it is closed
+            audit=controller.audit,
+        )
+
+    def _load_model(self, session: Session, first: dict[str, AnyArray]) -> dict[str, AnyArray]:
+        """Return the model of the journal's checkpoint, or ``first`` before the first round."""
+        store = self.controller.checkpoints_
+        if store is None:
+            return first
+        name = checkpoint_to_load(session, store)
+        if name is None:
+            self._save_model(0, first)
+            return first
+        header, tensors = store.read(name, _FORMAT)
+        done = session.round - len(session.pending)
+        self.controller.info(f"continuing after {done} rounds with {store.folder / name}")
+        return {key: tensors[key] for key in json.loads(header["model"])}
+
+    def _save_model(self, rounds: int, model: Mapping[str, AnyArray]) -> None:
+        if self.controller.checkpoints_ is not None:
+            header = {"format": _FORMAT, "model": json.dumps(list(model))}
+            self._saved = self.controller.checkpoints_.write(rounds, model, header)
+
     # -- tasks and results --------------------------------------------------------------------------------------------
 
     def now(self) -> float:
@@ -130,10 +249,16 @@ class FlareHost(Host):
         return time.monotonic()
 
     def _post(
-        self, kind: str, names: Sequence[str], params: Mapping[str, AnyArray], record: Mapping[str, Any], **about: Any
+        self,
+        kind: str,
+        names: Sequence[str],
+        params: Mapping[str, AnyArray],
+        record: Mapping[str, Any],
+        ticket: int | None = None,
+        **about: Any,
     ) -> TaskMessage:
-        """Send a task to sites; ``about`` are the ticket and the round."""
-        task_message = TaskMessage(self.inbox, kind, list(names), about.pop("ticket", None))
+        """Send a task to sites; ``about`` is what FLARE shows about the round."""
+        task_message = TaskMessage(self._inbox, kind, list(names), ticket)
         data = FLModel(params_type=ParamsType.FULL, params=dict(params), meta={RECORD: dict(record)}, **about)
         self.task_messages = [old for old in self.task_messages if not old.closed or old.at_work] + [task_message]
         self.controller.dispatch(kind, data, names, task_message)
@@ -164,76 +289,49 @@ class FlareHost(Host):
             self._write_off()
             left = until - self.now()
             try:
-                arrivals.append(self.inbox.get(block=left > 0, timeout=min(left, _SLICE) if left > 0 else None))
+                arrivals.append(self._inbox.get(block=left > 0, timeout=min(left, _SLICE) if left > 0 else None))
             except queue.Empty:
                 if left <= 0:
                     return []
         # FLARE's threads fill the inbox, and all that has come by now counts for this moment.
-        while not self.inbox.empty():
-            arrivals.append(self.inbox.get())
+        while not self._inbox.empty():
+            arrivals.append(self._inbox.get())
+        answers = []
         for arrival in arrivals:
-            if arrival.task_message.kind == DESCRIBE:
-                self._describe(arrival)
-        return [arrival for arrival in arrivals if arrival.task_message.kind != DESCRIBE]
+            task_message = arrival.task_message
+            if task_message.kind != DESCRIBE:
+                answers.append(arrival)
+                continue
+            task_message.closed = task_message.answered.issuperset(task_message.targets)
+            if problem := self.sites.describe(arrival.site, record_of(arrival.result), arrival.problem):
+                self.controller.warning(f"{arrival.site} is left out: {problem}")
+        return answers
 
     def _write_off(self) -> None:
         """Stop waiting for sites that are no longer connected."""
-        waiting = [
-            task_message
-            for task_message in self.task_messages
-            if not task_message.closed and task_message.kind != DESCRIBE
-        ]
+        waiting = [message for message in self.task_messages if not message.closed and message.kind != DESCRIBE]
         connected = set(self.controller.connected()) if waiting else set()
         for task_message in waiting:
             for name in task_message.targets:
                 if name not in connected:
                     task_message.arrive(name, None, "the site is no longer connected")
 
-    def _describe(self, arrival: _Arrival) -> None:
-        arrival.task_message.closed = arrival.task_message.answered.issuperset(arrival.task_message.targets)
-        problem = self.sites.describe(arrival.site, record_of(arrival.result), arrival.problem)
-        if problem:
-            self.controller.warning(f"{arrival.site} is left out: {problem}")
-
-    def look(self) -> None:
+    def _look(self) -> None:
         """Check who is connected, and ask sites that have not described themselves to do so."""
         self.sites.connected = tuple(self.controller.connected())
-        questions = [
-            task_message
-            for task_message in self.task_messages
-            if task_message.kind == DESCRIBE and not task_message.closed
-        ]
-        for task_message in questions:
-            if self.now() - task_message.begun > ASK_AGAIN_AFTER:
-                self._close(task_message)
-        pending = {name for task_message in questions if not task_message.closed for name in task_message.targets}
-        new = [name for name in self.sites.unknown() if name not in pending]
-        if new:
+        pending: set[str] = set()
+        for task_message in self.task_messages:
+            if task_message.kind == DESCRIBE and not task_message.closed:
+                if self.now() - task_message.begun > ASK_AGAIN_AFTER:
+                    self._close(task_message)
+                else:
+                    pending.update(task_message.targets)
+        if new := [name for name in self.sites.unknown() if name not in pending]:
             self._post(DESCRIBE, new, {}, {})
-
-    def assemble(self) -> None:
-        """Wait until enough sites have described themselves."""
-        begun, enough_since = self.now(), None
-        while True:
-            self.look()
-            self._arrivals(self.now() + _SLICE)
-            now, fit = self.now(), len(self.sites.fit())
-            if fit >= self.policy.enough_online:
-                enough_since = enough_since or now
-                # A site that does not answer delays the run for a while, but cannot end it.
-                if not self.sites.unknown() or now - enough_since > _SETTLE or now - begun > self.policy.patience:
-                    return
-            if now - begun > self.policy.patience:
-                absent = "; ".join(self.sites.absent())
-                raise FederationTimeoutError(
-                    f"Waited {self.policy.patience:g} s for {self.policy.enough_online} sites; {fit} can take part"
-                    f"{': ' if absent else '.'}{absent}",
-                    hint="connect more sites, give them the answers they lack, lower wait_for, or raise patience",
-                )
 
     def online(self) -> Online:
         """Check who is connected, and let new sites join."""
-        self.look()
+        self._look()
         joined = self.sites.admit_new_clients(self._running)
         if joined:
             self.controller.info(f"joined: {', '.join(joined)}")
@@ -264,87 +362,65 @@ class FlareHost(Host):
             record[WORK] = dict(zip(cohort.names, cohort.work.tolist(), strict=True))
         connected = set(self.sites.connected)
         names = [name for name in cohort.names if name in connected]
-        task_message = self._train(names, self.model, record, cohort)
-        checker = ResultChecker(self.model, required)
-        if self.policy.late == "count":
-            task_message.late_check = (checker, self.model)
-        self._open = (task_message, checker)
+        self._open = self._train(names, record, cohort.round, cohort.ticket)
+        self._open.checker = ResultChecker(self.model, required)
         return {name: "not connected" for name in cohort.names if name not in connected}
 
     def _train(
-        self, names: Sequence[str], params: Mapping[str, AnyArray], record: Mapping[str, Any], cohort: Cohort | None
+        self, names: Sequence[str], record: Mapping[str, Any], round_: int, ticket: int | None = None
     ) -> TaskMessage:
+        controller = self.controller
         return self._post(
-            self.controller.task_name,
-            names,
-            params,
-            record,
-            ticket=None if cohort is None else cohort.ticket,
-            current_round=self._running.round if cohort is None else cohort.round,
-            total_rounds=self.controller.num_rounds,
-        )
+            controller.task_name, names, self.model, record, ticket,
+            current_round=round_, total_rounds=controller.num_rounds,
+        )  # fmt: skip
 
     def receive(self, until: float) -> list[Reply]:
         """Return checked results of the cohort that trains, and late ones of earlier rounds."""
         replies = []
         for arrival in self._arrivals(until):
-            task_message, checker = self._open or (None, None)
-            ticket = arrival.task_message.ticket
-            if ticket is None:
+            task_message, site, _, problem, seconds = arrival
+            if task_message.ticket is None:
                 continue  # a late answer to a question, or a late trial
-            if arrival.task_message is task_message and checker is not None:
-                replies.append(self._reply(ticket, self._check(checker, arrival), arrival.seconds))
-            else:
-                replies.append(self._late(ticket, arrival))
+            if task_message.checker is None:  # it is late and will not count
+                status = Status.FAILED if arrival.result is None else Status.OK
+                replies.append(Reply(task_message.ticket, site, status, problem, seconds))
+                continue
+            checked = _check(task_message.checker, arrival)
+            content = checked if task_message is self._open else (checked, task_message.checker.model)
+            replies.append(Reply(task_message.ticket, site, checked.status, checked.reason, seconds, content))
         return replies
-
-    def _late(self, ticket: int, arrival: _Arrival) -> Reply:
-        """Return a result that arrived after its round was closed; it is checked only if it will count."""
-        if arrival.task_message.late_check is None or arrival.result is None:
-            status = Status.FAILED if arrival.result is None else Status.OK
-            return Reply(ticket, arrival.site, status, arrival.problem, arrival.seconds)
-        checker, sent = arrival.task_message.late_check
-        checked = self._check(checker, arrival)
-        return self._reply(ticket, checked, arrival.seconds)._replace(content=(checked, sent))
-
-    @staticmethod
-    def _reply(ticket: int, checked: CheckedResult, seconds: float) -> Reply:
-        return Reply(ticket, checked.name, checked.status, checked.reason, seconds, checked)
-
-    @staticmethod
-    def _check(checker: ResultChecker, arrival: _Arrival) -> CheckedResult:
-        if arrival.result is None:
-            return CheckedResult(arrival.site, Status.FAILED, arrival.problem)
-        return checker.check(arrival.site, arrival.result, arrival.seconds)
 
     # -- the average --------------------------------------------------------------------------------------------------
 
     def combine(self, round_: Round) -> Aggregation:
         """Filter the valid models and average them with FLARE's aggregation."""
         assert self._open is not None
-        task_message, _ = self._open
+        self._close(self._open)
+        if self.policy.late == "discard":
+            self._open.checker = None  # it holds the model that was sent
         self._open = None
-        self._close(task_message)
         checked: list[CheckedResult] = [reply.content for reply in round_.in_order()]
         # The update of a late model is applied to the current one.
-        late = [move_update(self.model, *late_reply.reply.content) for late_reply in round_.late]
+        late = [result.moved(sent, self.model) for result, sent in (x.reply.content for x in round_.late)]
         weights, corrections = self._weigh(round_, checked, late)
         measures = measures_of(self.model, checked)
         kept = measures.apply_filter(self.controller.filter_)
         chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
         chosen = [reply for reply in [*chosen, *late] if weights[reply.name] > 0]
-        error, refused = self._average(round_, chosen, weights)
+        refused: dict[str, str] = {}
+        error = round_.shortfall(len(chosen)) or ("" if chosen else "too few valid models")
+        if not error:
+            error, refused = self._aggregate(chosen, weights)
+            error = error or round_.shortfall(len(chosen) - len(refused))
+        counted = {reply.name for reply in chosen} - refused.keys()
         return Aggregation(
             kept & np.array([reply.name not in refused for reply in checked], np.bool_),
             self._columns(measures),
             error=error,
             refused={name: why for name, why in refused.items() if name in round_.cohort.names},
             corrections=corrections,
-            late=[
-                late_reply
-                for late_reply in round_.late
-                if late_reply.reply.client not in refused and weights[late_reply.reply.client] > 0
-            ],
+            late=[late_reply for late_reply in round_.late if late_reply.reply.client in counted],
         )
 
     def _weigh(
@@ -360,16 +436,6 @@ class FlareHost(Host):
         times = {} if cohort.weights is None else dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
         times |= {late_reply.reply.client: late_reply.times * late_reply.discount for late_reply in round_.late}
         return {name: weight * times.get(name, 1.0) for name, weight in weights.items()}, corrections
-
-    def _average(
-        self, round_: Round, chosen: Sequence[CheckedResult], weights: Mapping[str, float]
-    ) -> tuple[str, dict[str, str]]:
-        """Make the next model; return why there is none, and by site why its model cannot be aggregated."""
-        error = round_.shortfall(len(chosen)) or ("" if chosen else "too few valid models")
-        if error:
-            return error, {}
-        error, refused = self._aggregate(chosen, weights)
-        return error or round_.shortfall(len(chosen) - len(refused)), refused
 
     def _bound_weights(self, replies: Sequence[CheckedResult]) -> tuple[dict[str, float], dict[str, str]]:
         """Return the weights of valid replies by site, and the reason for each that was lowered."""
@@ -416,7 +482,7 @@ class FlareHost(Host):
         model, result = self._next
         if result.metrics:
             self._running.record(round_.cohort.round, {f"train/{k}": float(v) for k, v in result.metrics.items()})
-        self._saved = self.controller.save_checkpoint(round_.cohort.round + 1, model)
+        self._save_model(round_.cohort.round + 1, model)
         return None if self._saved is None else {CHECKPOINT: self._saved}
 
     # -- questions ----------------------------------------------------------------------------------------------------
@@ -464,17 +530,17 @@ class FlareHost(Host):
         names = [name for name in cohort if name in set(self.sites.connected)]
         if not names:
             return None
-        task_message = self._train(names, self.model, {**question(()), SEED: seed}, None)
+        task_message = self._train(names, {**question(()), SEED: seed}, self._running.round)
         arrivals = self._exchange(task_message, names, self.policy.fixed_deadline)
         checker = ResultChecker(self.model, ())
-        checked = [self._check(checker, arrivals[name]) for name in names if name in arrivals]
+        checked = [_check(checker, arrivals[name]) for name in names if name in arrivals]
         models = [reply for reply in checked if reply.status is Status.OK]
         if not models:
             self.controller.warning(f"a trial of {', '.join(names)} returned no model")
             return None
         return weighted_average(models, self._bound_weights(models)[0])
 
-    # -- the log ------------------------------------------------------------------------------------------------------
+    # -- what happens -------------------------------------------------------------------------------------------------
 
     def on_round(self, number: int, resumed: bool) -> None:
         """Log the beginning of a round."""
@@ -517,11 +583,10 @@ class FlareHost(Host):
         self.controller.warning(f"round {number} leaves the model as it was and is tried again: {aggregation.error}")
 
     def _log(self, round_: Round, aggregation: Aggregation) -> None:
-        warn: Callable[[str], None] = self.controller.warning
         for name, reason in round_.reasons.items():
-            warn(f"{name}: {reason}")
+            self.controller.warning(f"{name}: {reason}")
         for name, texts in aggregation.corrections.items():
-            warn(f"{name}: {'; '.join(texts)}")
+            self.controller.warning(f"{name}: {'; '.join(texts)}")
 
     def on_unfinished(self, cohort: Cohort, why: str) -> None:
         """Log that a cohort is abandoned."""
@@ -530,3 +595,9 @@ class FlareHost(Host):
     def on_late(self, reply: Reply, round_: int) -> None:
         """Log a late result."""
         self.controller.info(f"{reply.client} answered round {round_} after {reply.seconds:.1f} s, too late")
+
+
+def _check(checker: ResultChecker, arrival: _Arrival) -> CheckedResult:
+    if arrival.result is None:
+        return CheckedResult(arrival.site, Status.FAILED, arrival.problem)
+    return checker.check(arrival.site, arrival.result, arrival.seconds)
