@@ -1,11 +1,10 @@
-"""Test vectors against brute force that reads only JSON, and the check of strangers against right and wrong ones."""
+"""Test vectors: selectors against formulas of the papers, and the check of strangers against right and wrong ones."""
 
 from __future__ import annotations
 
 import json
 import math
-import statistics
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from typer.testing import CliRunner
 
 from fedcohort.cli.app import app
 from fedcohort_bench.cli.vectors import vectors
-from fedcohort_bench.vectors import DATA, check_as, load_stranger, verify
-from fedcohort_bench.vectors.files import difference, names
+from fedcohort_bench.vectors import DATA, check_as, formulas, load_stranger, verify
+from fedcohort_bench.vectors.files import difference, expected_of, names
+from fedcohort_bench.vectors.formulas import FORMULAS
 
 HERE = Path(__file__).parent
 QUICK = ["uniform", "oort", "power-of-choice", "fedcm-ucb", "balanced", "greedyfed"]
@@ -40,83 +40,34 @@ def test_all_selectors_do_what_the_vectors_say() -> None:
     assert {name: problem for name, problem in verify(DATA, names()) if problem} == {}
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n == "balanced" else []) for n in sorted(FORMULAS)]
+)
+def test_the_vectors_are_what_the_formula_computes_from_their_inputs(name: str) -> None:
+    v = vector(name)
+    inputs = {**v, "rounds": [{k: x for k, x in entry.items() if k != "expected"} for entry in v["rounds"]]}
+    assert difference(v, json.loads(json.dumps(expected_of(inputs)))) == ""
+
+
+def test_formulas_share_no_code_with_the_selectors() -> None:
+    for path in Path(formulas.__file__).parent.glob("*.py"):
+        imported = re.findall(r"^ *(?:from|import) (fedcohort\S*)", path.read_text(), re.MULTILINE)
+        assert all(module.startswith("fedcohort_bench.vectors.formulas") for module in imported), path
+
+
 def test_a_changed_vector_is_noticed(tmp_path: Path) -> None:
     changed = vector("oort")
-    changed["rounds"][3]["expected"]["scores"]["5"] += 0.01
+    expected = changed["rounds"][3]["expected"]
+    expected["scores"]["5"] += 0.01
     (tmp_path / "oort.json").write_text(json.dumps(changed))
     ((name, problem),) = verify(tmp_path, ["oort"])
-    assert name == "oort" and problem.startswith("rounds[3].expected.scores.5 is ")
+    assert name == "oort" and problem.startswith("rounds[3].scores.5 is ")
+    expected["scores"]["5"] -= 0.01
+    client, chance = next((c, p) for c, p in expected["probabilities"].items() if 0.3 < p < 0.7)
+    expected["probabilities"][client] = chance - 0.2
+    (tmp_path / "oort.json").write_text(json.dumps(changed))
+    assert dict(verify(tmp_path, ["oort"]))["oort"].startswith(f"rounds[3]: it picks client {client} in ")
     assert difference({"a": [1, 2]}, {"a": [1, 3]}) == "a[1] is 2, expected 3"
-
-
-# -- brute force: plain Python that knows a method from its paper and a run from the file -----------------------------
-
-
-def uniform(v: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for entry in v["rounds"]:
-        yield {"chance": {c: entry["size"] / len(entry["available"]) for c in entry["available"]}}
-
-
-def power_of_choice(v: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for entry in v["rounds"]:
-        ranked = sorted(zip(entry["question"]["loss"], entry["question"]["asked"], strict=True), reverse=True)
-        yield {"always": sorted(client for _, client in ranked[: entry["size"]])}
-
-
-def oort(v: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Algorithm 1 and Eq. 1, with the median of the first durations as the preferred one."""
-    size, utility, last, seconds, preferred = v["sizes"], {}, {}, {}, 0.0
-    for entry in v["rounds"]:
-        t = entry["round"] + 1
-        known = [c for c in entry["available"] if c in utility]
-        scores = {}
-        if known:
-            ordered = sorted(utility[c] for c in known)
-            at = 0.95 * (len(ordered) - 1)
-            low = ordered[int(at)]
-            high = ordered[min(int(at) + 1, len(ordered) - 1)]
-            cap = low + (high - low) * (at - int(at))
-            for c in known:
-                scores[c] = min(utility[c], cap) + math.sqrt(0.1 * math.log(t) / last[c])
-                if seconds[c] > preferred > 0:
-                    scores[c] *= (preferred / seconds[c]) ** 2
-        yield {"scores": scores}
-        arrived = [row for row in entry["reports"] if row["ok"]]
-        for row in arrived:
-            c = row["client"]
-            utility[c], last[c], seconds[c] = size[c] * row["loss_rms"], t, row["duration"]
-        if not preferred:
-            preferred = statistics.median(row["duration"] for row in arrived)
-
-
-def fedcm_ucb(v: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    mean, pulls = list(v["start"]["mean"]), [1.0] * v["clients"]
-    for entry in v["rounds"]:
-        t = entry["round"] + 1
-        scores = {c: mean[c] + math.sqrt(3 * math.log(t) / (2 * pulls[c])) for c in entry["available"]}
-        cut = sorted(scores.values())[-entry["size"]]
-        yield {"scores": scores, "always": [c for c, s in scores.items() if s > cut]}
-        for row in entry["reports"]:
-            c = row["client"]
-            mean[c] = (pulls[c] * mean[c] + row["kept"]) / (pulls[c] + 1)
-            pulls[c] += 1
-
-
-@pytest.mark.parametrize("brute_force", [uniform, power_of_choice, oort, fedcm_ucb])
-def test_the_vectors_are_what_the_paper_computes(brute_force: Any) -> None:
-    v = vector(brute_force.__name__.replace("_", "-"))
-    for entry, wanted in zip(v["rounds"], brute_force(v), strict=True):
-        expected = entry["expected"]
-        if "scores" in wanted:
-            assert set(expected["scores"]) == {str(c) for c in wanted["scores"]}
-            for client, score in wanted["scores"].items():
-                assert expected["scores"][str(client)] == pytest.approx(score, rel=1e-6)
-        if "chance" in wanted:
-            spread = math.sqrt(0.25 / expected["draws"])
-            assert set(expected["probabilities"]) == {str(c) for c in wanted["chance"]}
-            for client, chance in wanted["chance"].items():
-                assert expected["probabilities"][str(client)] == pytest.approx(chance, abs=4.5 * spread)
-        assert set(wanted.get("always", ())) <= set(expected["always"])
 
 
 # -- strangers --------------------------------------------------------------------------------------------------------

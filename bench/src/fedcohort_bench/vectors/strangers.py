@@ -22,7 +22,7 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Selector
 from fedcohort.core.text import error_text
-from fedcohort_bench.vectors.world import CLIENTS, COHORT, Reference, World, created, random_start
+from fedcohort_bench.vectors.world import CLIENTS, COHORT, Ours, World, created, random_start
 
 ROUNDS, LONG = 16, 60  # of a compared run, and of one that shows who is picked in the end
 _RUNS, _DRAWS = 40, 120
@@ -262,11 +262,11 @@ def _compare(
 ) -> None:
     """Play one run, and add what it chose minus the method's chances after the same history."""
     world = run.world
-    reference = Reference(ours, world)
+    played = Ours(ours, world)
     facts = np.zeros((len(_FEATURES), CLIENTS))  # of clients, by feature
     facts[2], facts[3] = world.sizes, ROUNDS
     for round_ in range(ROUNDS):
-        drawn = reference.draws(round_, _DRAWS, seed=run.seed + 1)
+        drawn = played.draws(round_, _DRAWS, seed=run.seed + 1)
         chosen, valid = run.ask(round_)
         if valid:
             # Half a draw is added, so that a rare choice that no draw has shown is not taken for an impossible one.
@@ -293,7 +293,7 @@ def _compare(
         facts[3] += 1
         facts[3, chosen] = 0
         facts[4, chosen] += 1
-        reference.learn(round_, chosen, drawn.last[1])
+        played.learn(round_, chosen, drawn.last[1])
 
 
 def _different_scores(theirs: dict[int, float], ours: dict[int, float], round_: int, method: str) -> str:
@@ -313,15 +313,15 @@ def _depends(make: Make, quantity: str, everybody: bool) -> bool:
 
 
 def _ours(ours: Selector[Any], world: World, seed: int, rounds: int) -> list[list[int]]:
-    reference = Reference(ours, world)
+    played = Ours(ours, world)
     trace: list[list[int]] = []
     for round_ in range(rounds):
-        slate = reference.now.slate(round_, COHORT, world.available(round_))
+        slate = played.now.slate(round_, COHORT, world.available(round_))
         rng = np.random.default_rng([seed, round_])
-        query = reference.now.query(slate, rng)
-        cohort, after = reference.now.select(slate, world.answer(query, round_), rng)
+        query = played.now.query(slate, rng)
+        cohort, after = played.now.select(slate, world.answer(query, round_), rng)
         trace.append(sorted(cohort.clients.tolist()))
-        reference.learn(round_, cohort.clients.tolist(), after)
+        played.learn(round_, cohort.clients.tolist(), after)
     return trace
 
 

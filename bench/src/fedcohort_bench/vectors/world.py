@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.core.protocol import SELECTORS, Cohort, Query, Selector, Status
+from fedcohort.core.protocol import SELECTORS, Cohort, Losses, Query, Selector, Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import ReplyBlock
 from fedcohort.journal.codec import state_fields
@@ -87,7 +87,8 @@ class World(ScriptedHost):
         ok = self.ok(cohort.round, cohort.clients)
         status = np.where(ok, Status.OK, Status.FAILED).astype(np.int8)
         report = self.report(cohort, status.tolist())
-        metrics = {signal.name: np.asarray(values, np.float64) for signal, values in report.metrics.items()}
+        # Six digits, so that a vector can hold what a selector was told.
+        metrics = {s.name: np.asarray(np.round(values, 6), np.float64) for s, values in report.metrics.items()}
         metrics[Signal.DURATION.name] = self.durations(cohort.round, cohort.clients)
         return ReplyBlock(cohort.round, 0.0, False, cohort.clients, status, np.asarray(report.kept) & ok, metrics)
 
@@ -135,13 +136,12 @@ class Draws:
     """What a selector does when it is asked many times from one state."""
 
     included: FloatArray  # (N,) share of the draws with the client
-    cohorts: int  # different ones
     score: dict[int, float] | None  # the same in every draw, else None
     query: Query | None  # of the first draw
     last: tuple[Cohort, StatefulSelector]  # the first draw's choice
 
 
-class Reference:
+class Ours:
     """A selector of ours in a world, with a history that may be somebody else's."""
 
     def __init__(self, selector: Selector[Any], world: World, size: int = COHORT) -> None:
@@ -151,7 +151,7 @@ class Reference:
     def draws(self, round_: int, count: int, query: Query | None = None, seed: int = 0) -> Draws:
         """Ask ``count`` times; with a ``query``, given its answer, else each draw asks its own question."""
         slate = self.now.slate(round_, self.size, self.world.available(round_))
-        times, sets = np.zeros(self.world.n), Counter[tuple[int, ...]]()
+        times = np.zeros(self.world.n)
         first: tuple[Query | None, Cohort, StatefulSelector] | None = None
         scores: dict[int, float] | None = None
         for draw in range(count):
@@ -159,14 +159,23 @@ class Reference:
             asked = self.now.query(slate, rng) if query is None else query
             cohort, after = self.now.select(slate, self.world.answer(asked, round_), rng)
             times[cohort.clients] += 1
-            sets[tuple(sorted(cohort.clients.tolist()))] += 1
             mine = _scores(cohort)
             if first is None:
                 first, scores = (asked, cohort, after), mine
             elif mine != scores:
                 scores = None
         assert first is not None
-        return Draws(times / count, len(sets), scores, first[0], first[1:])
+        return Draws(times / count, scores, first[0], first[1:])
+
+    def asked(self, round_: int, count: int) -> dict[str, int]:
+        """Return how often each client is asked for its loss in ``count`` questions."""
+        slate = self.now.slate(round_, self.size, self.world.available(round_))
+        times = Counter[str]()
+        for draw in range(count):
+            query = self.now.query(slate, np.random.default_rng([0, round_, draw]))
+            if isinstance(query, Losses):
+                times.update(str(c) for c in query.clients.tolist())
+        return dict(times)
 
     def learn(self, round_: int, clients: Sequence[int], after: StatefulSelector) -> None:
         """Learn what ``clients`` report, whoever chose them; ``after`` is the selector after a choice of its own."""
