@@ -1,11 +1,13 @@
 """Check advice against the truth: record federations, ask for advice, then run every way truly.
 
 Federations come from a generator of this script, which shares no code with the fit: its clients have intervals from
-gamma, Pareto or two-point distributions, its data are lists of samples. Each is recorded for 50 rounds under uniform
-selection. `fedcohort advise` sees only the journal. Then every way runs on the true federation with other seeds.
+gamma, Pareto or two-point distributions, its data are lists of samples. The natural federations have the same kinds of
+clients, with the data of real owners, if the data are found (FEDCOHORT_DATA); their twins train on digits, as those of
+an operator who names no data. Each federation is recorded for 50 rounds under uniform selection. `fedcohort advise`
+sees only the journal. Then every way runs on the true federation with other seeds.
 
-    python bench/scripts/advice_truth.py runs/truth            # 20 federations, one process
-    python bench/scripts/advice_truth.py runs/truth --table    # print the table of what is there
+    python bench/scripts/advice_truth.py runs/truth            # 20 federations and the natural ones, one process
+    python bench/scripts/advice_truth.py runs/truth --table    # print the tables of what is there
 """
 
 from __future__ import annotations
@@ -19,16 +21,18 @@ from pathlib import Path
 
 import numpy as np
 
-import fedcohort as fc
 from fedcohort.advice import trial
 from fedcohort.advice.drift import changes
 from fedcohort.advice.fit import Fit
 from fedcohort.advice.record import read_record
-from fedcohort.advice.twin import Stand, calibrate
+from fedcohort.advice.twin import Stand, calibrate, played
+from fedcohort.core.errors import DataError
 from fedcohort.scenario.traces import Trace, write_trace
 from fedcohort.simulate.config.toml import merge_tables
 from fedcohort.simulate.data import load_dataset
 from fedcohort.simulate.leaderboard.significance import half_interval
+from fedcohort_bench.benchmark.suite import size_of
+from fedcohort_bench.natural import NATURAL
 
 ROUNDS, SEEDS = 50, [101, 102, 103, 104]
 DAYS = 20
@@ -41,6 +45,44 @@ def federation(number: int, folder: Path) -> tuple[dict, str]:
     labels = np.asarray(load_dataset("digits").y_train)
     clients, cohort = int(rng.integers(20, 51)), int(rng.choice([4, 6, 8]))
     data = str(rng.choice(["skewed", "two classes", "even", "unequal"]))
+    devices, words = _devices(clients, folder, rng)
+    failure = float(rng.choice([0.0, 0.1, 0.25]))
+    shares = bool(rng.random() < 0.7)
+    lr = float(np.exp(rng.uniform(np.log(0.02), np.log(0.3))))
+    table = {
+        "name": f"truth-{number}",
+        "data": {"name": "digits"},
+        "local": {"epochs": 1, "batch_size": 16, "lr": lr},
+        "run": {"cohort": cohort},
+        "labels": {"name": "counts" if shares else "none"},
+        "scenario": {
+            "partition": {"name": "custom", "parts": _parts(data, labels, clients, rng)},
+            "devices": devices,
+            "failure": failure,
+        },
+    }
+    words = f"{clients} clients, {cohort} a round, {data}, {words}, {failure:.0%} fail"
+    return table, words + ("" if shares else ", labels hidden")
+
+
+def natural(name: str, folder: Path) -> tuple[dict, str]:
+    """Return the configuration of a federation of real owners, whose devices are drawn, and a few words about it."""
+    rng = np.random.default_rng([30, NATURAL.index(name)])
+    clients, size = len(np.unique(load_dataset(name).writers)), size_of(name)
+    devices, words = _devices(clients, folder, rng)
+    failure = float(rng.choice([0.0, 0.1, 0.25]))
+    table = {
+        "name": f"truth-{name}",
+        "data": {"name": name},
+        "local": {"steps": 10, "batch_size": 20, "lr": size.local["lr"]},
+        "run": {"cohort": size.cohort},
+        "labels": {"name": "counts"},
+        "scenario": {"partition": {"name": "natural"}, "devices": devices, "failure": failure},
+    }
+    return table, f"{name}: {clients} owners, {size.cohort} a round, {words}, {failure:.0%} fail"
+
+
+def _devices(clients: int, folder: Path, rng: np.random.Generator) -> tuple[dict, str]:
     speed = str(rng.choice(["gamma", "pareto", "two kinds", "alike"]))
     presence = str(rng.choice(["always", "evenings", "short", "shifts"], p=[0.4, 0.25, 0.2, 0.15]))
     rows = [(str(c), a, b, "on") for c in range(clients) for a, b in _intervals(presence, rng)]
@@ -52,23 +94,8 @@ def federation(number: int, folder: Path) -> tuple[dict, str]:
     }[speed]() * float(rng.choice([0.1, 0.3]))
     files = folder / "on.csv", folder / "speeds.csv"
     write_trace(Trace.of(rows, [(str(c), float(rates[c]), 1e12) for c in range(clients)]), *files)
-    failure = float(rng.choice([0.0, 0.1, 0.25]))
-    shares = bool(rng.random() < 0.7)
-    table = {
-        "name": f"truth-{number}",
-        "data": {"name": "digits"},
-        "model": {"name": "mlp"},
-        "local": {"epochs": 1, "batch_size": 16, "lr": float(np.exp(rng.uniform(np.log(0.02), np.log(0.3))))},
-        "run": {"rounds": ROUNDS, "cohort": cohort, "processes": 1, "workers": 1},
-        "labels": {"name": "counts" if shares else "none"},
-        "scenario": {
-            "partition": {"name": "custom", "parts": _parts(data, labels, clients, rng)},
-            "devices": {"name": "trace", "path": str(files[0]), "speeds_path": str(files[1]), "shuffle": False},
-            "failure": failure,
-        },
-    }
-    words = f"{clients} clients, {cohort} a round, {data}, {speed}, {presence}, {failure:.0%} fail"
-    return table, words + ("" if shares else ", labels hidden")
+    devices = {"name": "trace", "path": str(files[0]), "speeds_path": str(files[1]), "shuffle": False}
+    return devices, f"{speed}, {presence}"
 
 
 def _parts(kind: str, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[list[int]]:
@@ -115,7 +142,7 @@ def truth(table: dict, ways: list[trial.Way], folder: Path) -> dict[str, list[fl
         changed["selectors"] = way.change.get("selectors", {"uniform": {}})
         if goal is not None:
             changed["run"] = {**changed["run"], "rounds": 4 * ROUNDS, "seconds": goal.limit}
-        results = fc.run(changed, out=folder / str(number), quiet=True)
+        results = played(changed, folder / str(number))
         runs = sorted(results.runs, key=lambda info: info.seed)
         goal = goal or trial.Goal.of(results, runs, 0.0)
         times = [trial.arrivals(results, info, 0.0, goal.levels) for info in runs]
@@ -123,15 +150,18 @@ def truth(table: dict, ways: list[trial.Way], folder: Path) -> dict[str, list[fl
     return found
 
 
-def check(number: int, out: Path, twins: int) -> dict:
-    """Record one federation, advise, and run it truly."""
-    folder = out / f"{number:02d}"
+def check(which: int | str, out: Path, twins: int) -> dict:
+    """Record one federation, advise, and run it truly; continue if that was interrupted."""
+    folder = out / (which if isinstance(which, str) else f"{which:02d}")
     if (folder / "result.json").exists():
         return json.loads((folder / "result.json").read_text())
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     began = time.process_time()
-    table, words = federation(number, folder)
-    recorded = fc.run({**table, "seeds": [number], "selectors": {"uniform": {}}}, out=folder / "record", quiet=True)
+    table, words = natural(which, folder) if isinstance(which, str) else federation(which, folder)
+    table["model"] = {"name": "mlp"}
+    table["run"] |= {"rounds": ROUNDS, "processes": 1, "workers": 1}
+    seed = NATURAL.index(which) if isinstance(which, str) else which
+    recorded = played({**table, "seeds": [seed], "selectors": {"uniform": {}}}, folder / "record")
     record = read_record(recorded.journal(recorded.runs[0]))
     fit = Fit(record)
     stand = Stand.of("digits")
@@ -184,26 +214,32 @@ def summary(results: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def show(out: Path) -> None:
+    """Print the tables of what is there."""
+    done = {path.parent.name: json.loads(path.read_text()) for path in sorted(out.glob("*/result.json"))}
+    for results in (
+        [r for name, r in done.items() if name.isdecimal()],
+        [done[n] for n in NATURAL if n in done],
+    ):
+        if results:
+            print(f"{summary(results)}\n")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--federations", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--natural", default=",".join(NATURAL), help="names, with commas between them")
     parser.add_argument("--twins", type=int, default=8)
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    if options.table:
-        done = sorted(options.out.glob("*/result.json"))
-        print(summary([json.loads(path.read_text()) for path in done]))
-        sys.exit()
-    everything = []
-    for n in range(options.first, options.first + options.federations):
-        everything.append(check(n, options.out, options.twins))
-        print(
-            n,
-            everything[-1]["words"],
-            everything[-1]["headline"],
-            [round(s) for s in everything[-1]["seconds"]],
-            file=sys.stderr,
-        )
-    print(summary(everything))
+    drawn: list[int | str] = list(range(options.first, options.first + options.federations))
+    for which in () if options.table else [*drawn, *filter(None, options.natural.split(","))]:
+        try:
+            found = check(which, options.out, options.twins)
+        except DataError as error:  # the data of real owners come with packages that not everybody has
+            print(which, error, file=sys.stderr)
+            continue
+        print(which, found["words"], found["headline"], [round(s) for s in found["seconds"]], file=sys.stderr)
+    show(options.out)
