@@ -13,6 +13,7 @@ from fedcohort.advice.record import read_record
 from fedcohort.advice.trial import Outcome, Way, judge, predicted, ways
 from fedcohort.advice.twin import Learning
 from fedcohort.cli.app import main
+from fedcohort.selectors import Uniform
 
 
 @pytest.fixture
@@ -155,6 +156,34 @@ def test_interrupted_twins_continue_as_if_they_had_not_been(tmp_path, monkeypatc
     for one, other in zip(whole.runs, parts.runs, strict=True):
         assert one.id == other.id and (twin.scores(whole, one)[1] == twin.scores(parts, other)[1]).all()
         assert len(twin.scores(parts, other)[0]) == 8
+
+
+class Breaking(Uniform):
+    """Learns from the loop's rounds, and then from no other."""
+
+    def update(self, state, outcome):
+        if outcome.round >= 12:
+            raise ValueError("broken")
+        return super().update(state, outcome)
+
+
+def test_shadows_in_the_journal_are_compared_and_quoted(loop, command, tmp_path):
+    journal = loop(rounds=12, clients=8, cohort=2)
+    with fc.Session.open(journal) as session:
+        session.add_shadow("mine", fc.create("e3cs", rate=0.25))
+        for selector in (Breaking(), "fedcompass"):
+            session.try_selector(selector, 1, watch=True)
+            cohort = session.ask(2)
+            session.tell(fc.RoundReport(cohort.ticket, cohort.clients, metrics={fc.Signal.DURATION: [10.0, 10.0]}))
+        assert list(session.shadows) == ["mine"]
+    fit = Fit(read_record(journal))
+    tried = {way.name: way for way in ways(fit)}
+    assert {"e3cs", "fedcompass"} <= tried.keys() and not any("Breaking" in name for name in fit.record.shadowed)
+    assert tried["e3cs"].change == {"selectors": {"e3cs": dict(fit.record.shadowed["e3cs"])}}
+    assert fit.record.shadowed["e3cs"]["rate"] == 0.25 and "shadow e3cs" in tried["e3cs"].how
+    assert tried["fedcompass"].how.startswith("fedcohort journal selector")
+    told = command("twin", journal, "-q")
+    assert "What the journal's shadows say" in told and "mine: over 2 rounds" in told
 
 
 @pytest.fixture

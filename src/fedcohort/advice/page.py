@@ -82,7 +82,9 @@ def sentences(fit: Fit, learning: Learning, found: Sequence[Change]) -> dict[str
     changed = [f"{change}." for change in found if change.found]
     tested = ", ".join(change.what.lower() for change in found)
     calm = f"No change was found in {tested}." if tested else "The record is too short to see whether anything changed."
+    shadows = {"What the journal's shadows say": list(fit.record.shadows)} if fit.record.shadows else {}
     return {
+        **shadows,
         "Fitted": [*fit.fitted, learning.verdict],
         "Assumed": [*fit.assumed, *fit.record.remarks],
         "Did the federation change?": changed or [calm],
@@ -159,10 +161,7 @@ def advice_page(
     blocks = [card("sentences", "What to do", answer(verdict, fit)), card("table", table(fit, outcomes))]
     curve = size_figure(outcomes, verdict, fit.record.timed)
     figures = [*([] if curve is None else [curve]), *compared(fit, learning, results)]
-    texts = sentences(fit, learning, found)
-    if fit.record.shadows:
-        texts = {"What the journal's shadows say": list(fit.record.shadows), **texts}
-    return _page(f"Advice for {fit.record.name}", fit, blocks, figures, texts)
+    return _page(f"Advice for {fit.record.name}", fit, blocks, figures, sentences(fit, learning, found))
 
 
 def answer(verdict: Verdict, fit: Fit) -> list[str]:

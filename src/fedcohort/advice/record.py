@@ -19,7 +19,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.selector_spec import described_name
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal
-from fedcohort.journal.events import ABANDONED, PROPOSED, SELECTOR, SETTINGS, TIMES
+from fedcohort.journal.events import ABANDONED, PROPOSED, SELECTOR, SETTINGS, SHADOW, TIMES
 from fedcohort.report.account import account
 from fedcohort.session.resume import is_asynchronous
 from fedcohort.simulate.store.results import Results, load, open_journal
@@ -64,6 +64,10 @@ class Record:
     metric : str
     signals : frozenset of str
         What the host can supply to a selector.
+    shadows : tuple of str
+        What shadow selectors would have done, in sentences.
+    shadowed : mapping of str to mapping
+        The shadow selectors that did not fail, by registered name, with their parameters.
     remarks : tuple of str
     """
 
@@ -95,6 +99,7 @@ class Record:
     metric: str
     signals: frozenset[str]
     shadows: tuple[str, ...]
+    shadowed: Mapping[str, Mapping[str, Any]]
     remarks: tuple[str, ...]
 
     @property
@@ -203,6 +208,7 @@ def _read(journal: Journal, path: Path, cohorts: Sequence[CohortRow], dropped: s
         metric=metric,
         signals=frozenset(map(str, journal.meta().get("signals") or ())),  # None: the host has not said
         shadows=tuple(s.sentence() for s in account(journal, path.stem).shadows),
+        shadowed=_shadowed(journal),
         remarks=tuple(remarks),
     )
 
@@ -315,6 +321,15 @@ def _online(
             first, last = np.searchsorted(asked, [begun, begun + seconds])
             online[first:last, place[client]] = True
     return online
+
+
+def _shadowed(journal: Journal) -> dict[str, Mapping[str, Any]]:
+    """Return the shadow selectors that did not fail, those whose trial is over included."""
+    events = journal.events(SHADOW)
+    failed = {body["name"] for body in events if body["what"] == "failed"}
+    trials = [body["selector"] for body in events if "selector" in body and body["name"] not in failed]
+    specs = [*journal.meta()["shadows"].values(), *trials]
+    return {described_name(spec): spec["params"] for spec in specs}
 
 
 def _deadline(rows: Mapping[str, AnyArray], asked: FloatArray, closed: FloatArray) -> float | None:

@@ -9,7 +9,7 @@ federation, so it does not shrink to nothing with more twins.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from fedcohort.advice.fit import Fit
 from fedcohort.advice.twin import FEWEST_ROUNDS, SEEDS, Learning, Stand, base, played, scenario, scores, smooth
 from fedcohort.core.arrays import FloatArray
+from fedcohort.core.errors import FedcohortError
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.simulate.config.toml import merge_tables
 from fedcohort.simulate.leaderboard.significance import LEVEL
@@ -105,15 +106,16 @@ def ways(fit: Fit) -> list[Way]:
     """Return the recorded way, and those that are worth a try with this federation."""
     record = fit.record
     size, most = record.cohort, max(1, round(len(record.names) * float(fit.share.mean())))
-    selectors = [record.selector, *(name for name in SHORT_LIST if name != record.selector)]
     found = [Way(RECORDED, {}, None if record.buffer is not None and record.timed else size, "go on as you do")]
-    for name in selectors:
-        if name not in SELECTORS or name == record.selector or not _supplied(fit, name):
+    for name, params in {**{name: {} for name in SHORT_LIST}, **record.shadowed}.items():
+        if name == record.selector or not _supplied(fit, name, params):
             continue
-        if record.buffer is not None and not SELECTORS.create(name).one_at_a_time:
+        if record.buffer is not None and not SELECTORS.create(name, **params).one_at_a_time:
             continue
         how = f"fedcohort journal selector {record.name}.sqlite {name}"
-        found.append(Way(name, {"selectors": {name: {}}}, None, how))
+        if params and SELECTORS.create(name, **params) != SELECTORS.create(name):
+            how = f"start the run with the selector of your shadow {name}"
+        found.append(Way(name, {"selectors": {name: dict(params)}}, None, how))
     rounds: dict[str, Any] = {"run": {"mode": "sync"}, "aggregator": {"name": "fedavg"}}
     for factor in FACTORS:
         other = max(1, round(size * factor))
@@ -143,16 +145,19 @@ def ways(fit: Fit) -> list[Way]:
     return found
 
 
-def _supplied(fit: Fit, name: str) -> bool:
+def _supplied(fit: Fit, name: str, params: Mapping[str, Any]) -> bool:
     """Whether the recorded host can supply what a selector needs; facts about clients count if they are on record."""
-    have = set(fit.record.signals)
+    have = {"staleness", *fit.record.signals}  # the session itself knows how stale an answer is
     if fit.record.sizes is not None:
         have.add("sizes")
     if fit.record.classes is not None:
         have |= {"label-counts", "label-products"}
-    if name == "balanced" and fit.record.classes is None:
+    elif name == "balanced":
         return False  # without labels it is uniform with turns
-    return all(signal.name in have for signal in SELECTORS.create(name).requires)
+    try:
+        return all(signal.name in have for signal in SELECTORS.create(name, **params).requires)
+    except FedcohortError:  # somebody's own selector, or parameters of another version
+        return False
 
 
 def play(

@@ -134,7 +134,10 @@ def advise(
             for o in outcomes
         ]
         best = None if verdict.best is None else verdict.best.way.name
-        print_json({"advice": best, "headline": verdict.headline, "record": verdict.missing, "ways": rows})
+        shadows = list(fit.record.shadows)
+        print_json(
+            {"advice": best, "headline": verdict.headline, "record": verdict.missing, "ways": rows, "shadows": shadows}
+        )
         return
     for line in answer(verdict, fit):
         say(out(), line)
