@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hmac
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -23,19 +24,7 @@ from fedcohort.core.signals import SIGNALS
 from fedcohort.journal.codec import compress, pack, unpack
 from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED, FORGOTTEN, PRUNED
-from fedcohort.journal.fields import (
-    ATTRIBUTES,
-    COLUMNS,
-    EVENTS,
-    FREE,
-    META,
-    ByClient,
-    ByLabel,
-    ByWord,
-    Field,
-    Notes,
-    TextKind,
-)  # fmt: skip
+from fedcohort.journal.fields import ATTRIBUTES, COLUMNS, EVENTS, META, Field, Keyed, TextKind
 from fedcohort.journal.lock import COMPANIONS
 from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.schema import ERRORS, TABLES
@@ -48,16 +37,30 @@ _MAX_FILES = 10_000  # to search for copies of a name
 _METRICS = frozenset({*map(str, SIGNALS), "accuracy"})  # parts of a metric's name that never name a client
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # in a condition, only quoted constants can name a client
 _OVERLAP = 4096  # bytes of a block that are searched again with the next block; names are shorter
-_FACTS = ("sizes", "label_counts", "label_factor", "label_gram")  # facts with a row for each client
 
 
 def tables(journal: Journal) -> dict[str, dict[str, list[Any]]]:
     """Return a journal as tables of columns: picks, replies, metrics and events."""
+    table, _ = journal.table()
+    cohorts = journal.cohorts()
+    picks = []
+    for row in cohorts:
+        weights, work = (np.ones(len(row.clients)) if x is None else x for x in (row.weights, row.work))
+        for place, client in enumerate(row.clients.tolist()):
+            picks.append((row.round, row.ticket, place, table.name(client), float(weights[place]), float(work[place])))
+    # A reply's numbers get a column each; vectors have none.
+    rounds, replies = {row.ticket: row.round for row in cohorts}, journal.replies()
+    names = sorted({name for reply in replies for name in reply.metrics if np.ndim(reply.metrics[name]) == 0})
+    reply_rows = [
+        (rounds[r.ticket], r.ticket, table.name(r.client), Status(r.status).name, r.kept, r.late, r.at,
+         *map(r.metrics.get, names))
+        for r in replies
+    ]  # fmt: skip
     metrics = [(round_, key, value) for round_, row in journal.metrics().items() for key, value in row.items()]
     events = journal.database.fetch("SELECT at, kind, body FROM events ORDER BY id")
     return {
-        "picks": _columns(("round", "ticket", "place", "client", "weight", "work"), list(_picks(journal))),
-        "replies": _replies(journal),
+        "picks": _columns(("round", "ticket", "place", "client", "weight", "work"), picks),
+        "replies": _columns(("round", "ticket", "client", "status", "kept", "late", "at", *names), reply_rows),
         "metrics": _columns(("round", "metric", "value"), metrics),
         "events": _columns(("at", "kind", "body"), events),
     }
@@ -65,29 +68,6 @@ def tables(journal: Journal) -> dict[str, dict[str, list[Any]]]:
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
-
-
-def _picks(journal: Journal) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each client of each cohort."""
-    table, _ = journal.table()
-    for row in journal.cohorts():
-        weights, work = (np.ones(len(row.clients)) if x is None else x for x in (row.weights, row.work))
-        for place, client in enumerate(row.clients.tolist()):
-            yield row.round, row.ticket, place, table.name(client), float(weights[place]), float(work[place])
-
-
-def _replies(journal: Journal) -> dict[str, list[Any]]:
-    """Return a row for each reply, with a column for each metric that is one number."""
-    table, _ = journal.table()
-    rounds = {row.ticket: row.round for row in journal.cohorts()}
-    replies = journal.replies()
-    names = sorted({name for reply in replies for name in reply.metrics if np.ndim(reply.metrics[name]) == 0})
-    rows = [
-        (rounds[r.ticket], r.ticket, table.name(r.client), Status(r.status).name, r.kept, r.late, r.at,
-         *map(r.metrics.get, names))
-        for r in replies
-    ]  # fmt: skip
-    return _columns(("round", "ticket", "client", "status", "kept", "late", "at", *names), rows)
 
 
 def export(journal: Journal, folder: str | Path) -> list[Path]:
@@ -126,7 +106,7 @@ def prune(journal: Journal, keep: int) -> int:
     return len(old)
 
 
-def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
+def erase(journal: Journal, eraser: Eraser, *, block_name: bool) -> None:
     """Remove what is known about a client, within an event.
 
     This removes its name from every text, and its facts, attributes, reported numbers, scores and reasons of failure.
@@ -134,14 +114,29 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
     changes the selector's state and rewrites the file; see :meth:`fedcohort.session.Session.forget`.
     """
     client, index, database = eraser.client, eraser.index, journal.database
-    for name, data in _blank_facts(journal, eraser).items():
-        database.put("facts", name, data)
-    _blank_replies(database, index)
-    _blank_scores(database, index, journal.client_count())
-    for name in eraser.tables:
+    _blank_facts(journal, eraser)
+    for number, ticket, at, late, data in database.fetch("SELECT id, ticket, at, late, data FROM replies"):
+        block = ReplyBlock.decode(ticket, at, bool(late), data)
+        where = block.clients == index
+        if where.any() and block.metrics:
+            metrics = {
+                name: np.where(where if column.ndim == 1 else where[:, None], np.nan, column)
+                for name, column in block.metrics.items()
+            }
+            database.change("replies", (number,), data=dataclasses.replace(block, metrics=metrics).encode())
+    clients = journal.client_count()
+    for ticket, selector, data in database.fetch(
+        "SELECT ticket, selector, arrays FROM scores WHERE arrays IS NOT NULL"
+    ):
+        arrays = unpack_scores(data, clients)
+        keep = arrays["client"] != index
+        if not keep.all():
+            others = pack_scores({name: values[keep] for name, values in arrays.items()})
+            database.change("scores", (ticket, selector), arrays=others)
+    for name in ("meta", "cohorts", "scores", "states", "deltas", "metrics", "events"):
         eraser.table(database, name)
     journal.set_meta("clients", None)  # digests of the original facts, from which a name could be guessed
-    if block:
+    if block_name:
         known = journal.meta().get(_BLOCKED) or {"key": secrets.token_hex(32), "digests": {}}
         digests = {**known["digests"], _name_digest(client, known["key"]): eraser.stand_in}
         journal.set_meta(_BLOCKED, {**known, "digests": digests})
@@ -153,25 +148,25 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
     journal.add_event(FORGOTTEN, {"client": index})
 
 
-def _blank_facts(journal: Journal, eraser: Eraser) -> dict[str, bytes]:
-    """Return the facts about clients, with another name and zeros in this client's row."""
+def _blank_facts(journal: Journal, eraser: Eraser) -> None:
+    """Give the client another name, zeros in every table of facts, and no membership."""
     table, active = journal.table()
-    facts = journal.facts()
+    facts, index, put = journal.facts(), eraser.index, journal.database.put
     names = [eraser.stand_in if name == eraser.client else name for name in table.names]
-    changed = {"names": compress(json.dumps(names).encode())}
-    for key in _FACTS:
-        if key in facts:
-            rows = unpack(facts[key]).copy()
-            rows[eraser.index] = 0
-            if key == "label_gram":
-                rows[:, eraser.index] = 0
-            changed[key] = pack(rows)
+    put("facts", "names", compress(json.dumps(names).encode()))
+    for key in ("sizes", "label_counts", "label_factor", "label_gram"):
+        if key not in facts:
+            continue
+        rows = unpack(facts[key]).copy()
+        rows[index] = 0
+        if key == "label_gram":
+            rows[:, index] = 0
+        put("facts", key, pack(rows))
     members = active.copy()
-    members[eraser.index] = False
-    changed["active"] = pack(np.packbits(members))
+    members[index] = False
+    put("facts", "active", pack(np.packbits(members)))
     if "attributes" in facts:
-        changed["attributes"] = compress(json.dumps(eraser.value(journal.attributes(), ATTRIBUTES)).encode())
-    return changed
+        put("facts", "attributes", compress(json.dumps(eraser.value(journal.attributes(), ATTRIBUTES)).encode()))
 
 
 def _name_digest(name: str, key: str) -> str:
@@ -203,8 +198,6 @@ class Eraser:
         The name that replaces the client's.
     """
 
-    tables = ("meta", "cohorts", "scores", "states", "deltas", "metrics", "events")
-
     def __init__(self, client: str, table: ClientTable) -> None:
         if not table.has_names:
             raise InputError("The clients of this journal have no names to forget.")
@@ -223,48 +216,35 @@ class Eraser:
 
     def value(self, value: Any, holds: Field) -> Any:
         """Return JSON-like data without the name; entries whose key is the name are removed."""
-        match value:
-            case str():
-                return self._string(value, holds)
-            case list():
-                return [self.value(item, holds) for item in value]
-            case Mapping() if holds is not TextKind.OWN:
-                return self._mapping(value, holds)
-        return value
-
-    def _mapping(self, value: Mapping[str, Any], holds: Field) -> dict[str, Any]:
+        if isinstance(value, str):
+            match holds:
+                case TextKind.OWN:
+                    return value
+                case TextKind.NAME:
+                    return self.stand_in if value == self.client else value
+                case TextKind.CONDITION:
+                    return _QUOTED.sub(lambda m: self.text(m[0]), value)
+                case TextKind.METRIC if value == self.client and "/" not in value:
+                    return value  # a metric of the host: a client's name comes before or after a slash
+                case TextKind.METRIC:
+                    return "/".join(part if part in _METRICS else self.text(part) for part in value.split("/"))
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.value(item, holds) for item in value]
+        if not isinstance(value, Mapping) or holds is TextKind.OWN:
+            return value
         clean = {}
         for key, item in value.items():
-            match holds:
-                case Mapping() if key in holds:
-                    clean[key] = self.value(item, holds[key])
-                case ByWord(values=inner):
-                    clean[key] = self.value(item, inner)
-                case Notes():
-                    clean[key] = self.value(item, holds)
-                case ByLabel(values=inner):
-                    clean[self.text(key)] = self.value(item, inner)
-                case ByClient(values=inner) if key != self.client:
-                    clean[key] = self.value(item, inner)
-                case _ if key != self.client:
-                    clean[self.text(key)] = self.value(item, FREE)
+            kind, inner = TextKind.FREE, TextKind.FREE
+            if isinstance(holds, Mapping) and key in holds:
+                kind, inner = TextKind.OWN, holds[key]
+            elif isinstance(holds, Keyed):
+                kind, inner = holds
+            elif holds is TextKind.NOTES:
+                kind, inner = TextKind.OWN, holds
+            if kind in (TextKind.OWN, TextKind.SENTENCE) or key != self.client:
+                clean[self.text(key) if kind in (TextKind.SENTENCE, TextKind.FREE) else key] = self.value(item, inner)
         return clean
-
-    def _string(self, text: str, holds: Field) -> str:
-        match holds:
-            case TextKind.OWN:
-                return text
-            case TextKind.NAME:
-                return self.stand_in if text == self.client else text
-            case TextKind.CONDITION:
-                return _QUOTED.sub(lambda m: self.text(m[0]), text)
-            case TextKind.METRIC:
-                parts = text.split("/")
-                if len(parts) == 1 and text == self.client:
-                    return text  # a metric of the host: a client's name comes before or after a slash
-                return "/".join(part if part in _METRICS else self.text(part) for part in parts)
-            case _:
-                return self.text(text)
 
     def table(self, database: Database, name: str) -> None:
         """Replace the name in all texts of a table; metrics under the client's name are deleted."""
@@ -286,23 +266,21 @@ class Eraser:
         for column, old in row.items():
             if not isinstance(old, str):
                 continue
-            holds, is_json = _holds(table, column, row)
+            is_json = column in ("value", "body", "notes")
+            match table, column:
+                case "meta", "value":
+                    holds = META.get(row["key"], TextKind.FREE)
+                case "events", "body":
+                    holds = EVENTS.get(row["kind"], TextKind.FREE)
+                case "events", "kind":
+                    holds = TextKind.OWN if old in EVENTS else TextKind.SENTENCE
+                case _:
+                    holds = COLUMNS[table, column]
             value = json.loads(old) if is_json else old
             clean = self.value(value, holds)
             if clean != value:
                 changes[column] = json.dumps(clean) if is_json else clean
         return changes
-
-
-def _holds(table: str, column: str, row: Mapping[str, Any]) -> tuple[Field, bool]:
-    """Return what a text of a row holds, and whether it is JSON."""
-    if (table, column) == ("meta", "value"):
-        return META.get(row["key"], FREE), True
-    if (table, column) == ("events", "body"):
-        return EVENTS.get(row["kind"], FREE), True
-    if (table, column) == ("events", "kind"):
-        return TextKind.OWN if row["kind"] in EVENTS else TextKind.SENTENCE, False
-    return COLUMNS[table, column], (table, column) == ("cohorts", "notes")
 
 
 def copies(path: Path, client: str) -> list[Path]:
@@ -326,7 +304,14 @@ def copies(path: Path, client: str) -> list[Path]:
     found = []
     for file in islice(files, _MAX_FILES):
         with contextlib.suppress(OSError):  # a file that we may not read is not ours
-            if file not in journal_files and (_is_journal_with(file, client) or _mentions(file, pattern, others)):
+            if file in journal_files:
+                continue
+            names_it, window = _is_journal_with(file, client), b""
+            with open_file(file) as stream:
+                while not names_it and (block := stream.read(1 << 20)):
+                    window = window[-_OVERLAP:] + block
+                    names_it = any(match[0] not in others for match in pattern.finditer(window))
+            if names_it:
                 found.append(file)
     return found
 
@@ -347,36 +332,3 @@ def _is_journal_with(file: Path, client: str) -> bool:
             return table.has_names and client in table.names
     except (FedcohortError, *ERRORS, ValueError, LookupError, TypeError):
         return False
-
-
-def _mentions(file: Path, pattern: re.Pattern[bytes], others: set[bytes]) -> bool:
-    """Whether the pattern finds anything in a file, apart from the other names."""
-    window = b""
-    with open_file(file) as stream:
-        while block := stream.read(1 << 20):
-            window = window[-_OVERLAP:] + block
-            if any(match[0] not in others for match in pattern.finditer(window)):
-                return True
-    return False
-
-
-def _blank_replies(database: Database, index: int) -> None:
-    for number, ticket, at, late, data in database.fetch("SELECT id, ticket, at, late, data FROM replies"):
-        block = ReplyBlock.decode(ticket, at, bool(late), data)
-        where = np.flatnonzero(block.clients == index)
-        if len(where) and block.metrics:
-            metrics = {name: column.copy() for name, column in block.metrics.items()}
-            for column in metrics.values():
-                column[where] = np.nan
-            blank = ReplyBlock(ticket, at, bool(late), block.clients, block.status, block.kept, metrics)
-            database.change("replies", (number,), data=blank.encode())
-
-
-def _blank_scores(database: Database, index: int, clients: int) -> None:
-    rows = database.fetch("SELECT ticket, selector, arrays FROM scores WHERE arrays IS NOT NULL")
-    for ticket, selector, data in rows:
-        arrays = unpack_scores(data, clients)
-        keep = arrays["client"] != index
-        if not keep.all():
-            others = pack_scores({name: values[keep] for name, values in arrays.items()})
-            database.change("scores", (ticket, selector), arrays=others)

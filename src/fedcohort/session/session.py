@@ -906,7 +906,7 @@ class Session:
         # Rows and states change in one transaction, so that no crash leaves a state that still knows the client.
         with self._journal.event():
             eraser = Eraser(client, self.table)
-            erase(self._journal, eraser, block=block)
+            erase(self._journal, eraser, block_name=block)
             members = Membership(*self._journal.table())
             primary = self._primary.without(index, members.table, self.seed)
             shadows, failed = self._shadows.with_names(eraser.text).try_each(
