@@ -12,6 +12,7 @@ all other clients by rules. All of these are recorded, so an audit counts, shows
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,26 +22,16 @@ from typing import Any
 import numpy as np
 
 from fedcohort.audit.replay import DoesNotFollow, Replay, compare_states
-from fedcohort.core.arrays import AnyArray
+from fedcohort.core.arrays import AnyArray, BoolArray
+from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, JournalError
 from fedcohort.core.files import read_file
 from fedcohort.core.protocol import Selector, Status
-from fedcohort.core.selector_spec import described_name, rebuild_selector, selector_name
-from fedcohort.core.validate import instance, integer, mapping, text
-from fedcohort.journal import Journal, ReplyBlock, read_journal
+from fedcohort.core.selector_spec import described_name, selector_name
+from fedcohort.core.validate import instance, integer
+from fedcohort.journal import Journal, ReplyBlock, events, read_journal
 from fedcohort.journal.chain import TAGS, links, table_of
 from fedcohort.journal.codec import unpack_many
-from fedcohort.journal.events import (
-    ABANDONED,
-    ATTRIBUTES,
-    CHANGED,
-    FAILURES,
-    FORGOTTEN,
-    NEW_MODEL,
-    PRUNED,
-    RECOVERED,
-    SELECTOR,
-)
 from fedcohort.journal.schema import TABLES
 from fedcohort.journal.signing import is_signed
 from fedcohort.journal.tables import table_of as client_table
@@ -53,6 +44,8 @@ _SIGNED = "signed "  # comes before the signature in a receipt
 _SIGNATURE = 128  # hexadecimal digits
 _ONCE = frozenset({"cohorts", "candidates", "closed", "replies", "scores", "events", "answers", "versions"})
 """Tables whose rows are written once; the others hold what changes."""
+_REPLAYED = frozenset({"versions", "answers", "cohorts", "replies", "closed", "events"})
+"""Tables whose rows say what the session did next."""
 _FIXED = frozenset({"seed", "selector", "signals", "signer", "audit", "asynchronous", "created", "fedcohort"})
 """Keys of the metadata that the first link covers for good."""
 
@@ -116,7 +109,7 @@ class AuditResult:
 
 
 def audit_journal(
-    path: str | Path,
+    journal: str | Path | Journal,
     selector: Selector[Any] | None = None,
     *,
     seed: int | None = None,
@@ -127,8 +120,8 @@ def audit_journal(
 
     Parameters
     ----------
-    path : path
-        The journal; it must have been written with ``audit=True``.
+    journal : path or Journal
+        It must have been written with ``audit=True``.
     selector : Selector, optional
         Only needed for a selector that is not registered.
     seed : int, optional
@@ -139,36 +132,20 @@ def audit_journal(
     public : str, optional
         The public key that must have signed the journal, in hexadecimal.
     """
+    if not isinstance(journal, Journal):
+        with contextlib.closing(read_journal(journal)) as opened:
+            return audit_journal(opened, selector, seed=seed, receipts=receipts, public=public)
     if selector is not None:
         instance(selector, Selector, "'selector'")  # type: ignore[type-abstract]
     if seed is not None:
         integer(seed, "'seed'", least=0)
-    if receipts is not None:
-        mapping(receipts, "'receipts'")
-    if public is not None:
-        text(public, "'public'")
-    with contextlib.closing(read_journal(path)) as journal:
-        return confirm(journal, selector, seed=seed, receipts=receipts, public=public)
-
-
-def confirm(
-    journal: Journal,
-    selector: Selector[Any] | None = None,
-    *,
-    seed: int | None = None,
-    receipts: Mapping[str, str] | None = None,
-    public: str | None = None,
-) -> AuditResult:
-    """Check an open journal; see :func:`audit_journal`."""
-    meta = journal.meta()
-    if not meta["audit"]:
+    if not journal.meta()["audit"]:
         raise JournalError(
             f"The journal {journal.path} was written without audit=True, so not everything that its cohorts depend on "
             "is on record.",
             hint="start sessions with audit=True",
         )
-    audit = _Audit(journal, meta, rebuild_selector(meta["selector"], selector, journal.path))
-    return audit.run(seed, receipts or {}, public)
+    return _Audit(journal, selector).run(seed, receipts or {}, public)
 
 
 class _CannotBeConfirmed(DoesNotFollow):
@@ -178,8 +155,8 @@ class _CannotBeConfirmed(DoesNotFollow):
 class _Audit(Replay):
     """A replay of a journal in the order of its chain's links."""
 
-    def __init__(self, journal: Journal, meta: Mapping[str, Any], selector: Selector[Any]) -> None:
-        super().__init__(journal, meta, selector)
+    def __init__(self, journal: Journal, selector: Selector[Any] | None) -> None:
+        super().__init__(journal, selector)
         self.chain = list(links(journal.database.connection))
         # The chain says in which order rows were written, and the rows what was in them.
         # By tagged digest, the table and the key of each row.
@@ -189,13 +166,21 @@ class _Audit(Replay):
             for salt, *row in journal.database.fetch(f"SELECT salt, {table.names} FROM {name}")
         }
         self.facts: dict[str, bytes] = {}
-        self.abandoned = {int(b["ticket"]): str(b["reason"]) for b in journal.events(ABANDONED)}
+        self.abandoned = {int(b["ticket"]): str(b["reason"]) for b in journal.events(events.ABANDONED)}
+        failed = {int(b["ticket"]) for b in journal.events(events.FAILURES) if "ticket" in b}
+        fine = (Status.OK, Status.MISSING)  # if a server abandons a draw at once, all its clients are missing
+        # The tickets of all draws, of the abandoned ones, and of those abandoned without a recorded failure.
+        self.drawn = [row.ticket for row in self.cohorts.values() if len(row.clients)]
+        self.given_up = [ticket for ticket in self.drawn if ticket in self.abandoned]
+        for ticket in self.given_up:
+            blocks = journal.reply_blocks(ticket)
+            failed |= {block.ticket for block in blocks if (~np.isin(block.status, fine)).any()}
+        self.unexplained = [ticket for ticket in self.given_up if ticket not in failed]
         self.answers: dict[int, Mapping[str, AnyArray]] = {}
         self.replies: dict[int, list[ReplyBlock]] = {}
         self.candidate = np.zeros(self.final.n, np.int64)
         self.picked = np.zeros(self.final.n, np.int64)
         self.excluded: Counter[str] = Counter()
-        self.failed = {int(b["ticket"]) for b in journal.events(FAILURES) if "ticket" in b}
         self.forced = 0  # draws in which rules left no choice
         self.narrow = 0  # draws in which no more clients were available than asked for
         self.singled_out = False  # whether rules treat some clients differently
@@ -237,14 +222,13 @@ class _Audit(Replay):
         except DoesNotFollow as broken:
             problem, wrong = str(broken), True
         names = self.final.names
-        drawn, abandoned, unexplained = self._draws()
         return AuditResult(
             problem,
             self.rounds,
             self.chain[-1].head.link.hex(),
-            draws=len(drawn),
-            abandoned=len(abandoned),
-            unexplained=len(unexplained),
+            draws=len(self.drawn),
+            abandoned=len(self.given_up),
+            unexplained=len(self.unexplained),
             remarks=tuple(self.remarks),
             excluded=dict(self.excluded.most_common()),
             candidate=dict(zip(names, self.candidate.tolist(), strict=True)),
@@ -252,12 +236,6 @@ class _Audit(Replay):
             signer=self.meta.get("signer"),
             wrong=wrong,
         )
-
-    def _draws(self) -> tuple[list[int], list[int], list[int]]:
-        """Return the tickets of all draws, of the abandoned ones, and of those abandoned without a recorded failure."""
-        drawn = [row.ticket for row in self.cohorts.values() if len(row.clients)]
-        abandoned = [ticket for ticket in drawn if ticket in self.abandoned]
-        return drawn, abandoned, [ticket for ticket in abandoned if not self._has_failure(ticket)]
 
     # -- is the record complete? ---------------------------------------------------------------------------------------
 
@@ -287,7 +265,7 @@ class _Audit(Replay):
                 raise DoesNotFollow(f"The newest link is not signed with the key {signer}; every link must be.")
 
     def _removed_error(self, removed: int) -> DoesNotFollow:
-        causes = {FORGOTTEN: "clients were forgotten", PRUNED: "details of old rounds were pruned"}
+        causes = {events.FORGOTTEN: "clients were forgotten", events.PRUNED: "details of old rounds were pruned"}
         reasons = [text for kind, text in causes.items() if self.journal.events(kind)]
         if not reasons:
             return DoesNotFollow(
@@ -302,57 +280,58 @@ class _Audit(Replay):
 
     def _replay(self) -> None:
         for link in self.chain:
-            for place in [self.rows[digest] for digest in link.added if digest in self.rows]:
+            for name, key in [self.rows[digest] for digest in link.added if digest in self.rows]:
+                if name not in _REPLAYED:
+                    continue
+                table = TABLES[name]
+                # Read one by one, because all answers and replies of a long run may not fit in memory.
+                (row,) = self.journal.database.fetch(f"SELECT {table.names} FROM {name} WHERE {table.where_key}", key)
                 try:
-                    self._step(*place)
+                    self._step(name, *row)
                 except (JournalError, ValueError, TypeError, LookupError) as error:
-                    raise DoesNotFollow(f"The row {place} does not fit the others: {error}") from error
+                    raise DoesNotFollow(f"The row {(name, key)} does not fit the others: {error}") from error
         # Readers see the table of clients, and the replay its versions; they must end alike.
         stored = {name: data for name, data in self.journal.facts().items() if name != "attributes"}
         if self.facts != stored:
             raise DoesNotFollow("The table of clients is not the newest version of it.")
 
-    def _step(self, table: str, key: tuple[Any, ...]) -> None:
-        number = key[0]
+    def _step(self, table: str, number: int, *row: Any) -> None:
+        """Do what the session did when it wrote a row; ``number`` is the row's key."""
         match table:
             case "versions":
-                self._table(number)
+                self.facts = version_facts(self.facts, *row)
+                self._change_table(*client_table(self.facts))
             case "answers":
-                self.answers[number] = unpack_many(self._stored(table, number))
+                self.answers[number] = unpack_many(*row)
             case "cohorts":
                 self.choose(number, self.answers.pop(number, None))
             case "replies":
-                block = self.journal.reply_block(number)
-                if not block.late:
-                    self.replies.setdefault(block.ticket, []).append(block)
+                ticket, at, late, data = row
+                if not late:
+                    self.replies.setdefault(ticket, []).append(ReplyBlock.decode(ticket, at, False, data))
             case "closed":
                 if len(self.cohorts[number].clients):
                     self.tell(number, self.replies.pop(number, []), self.abandoned.get(number))
             case "events":
-                self._apply_event(*self.journal.numbered_event(number))
-
-    def _stored(self, table: str, number: int) -> bytes:
-        ((data,),) = self.journal.database.fetch(f"SELECT data FROM {table} WHERE {TABLES[table].where_key}", (number,))
-        return bytes(data)
+                _, kind, text = row
+                self._apply_event(kind, json.loads(text))
 
     def _apply_event(self, kind: str, body: Mapping[str, Any]) -> None:
         try:
-            if kind == CHANGED:
+            if kind == events.CHANGED:
                 self.change_rules(body)
-            elif kind == SELECTOR:
+            elif kind == events.SELECTOR:
                 self.change_selector(body)
-            elif kind == NEW_MODEL:
+            elif kind == events.NEW_MODEL:
                 self.advance(body)
-            elif kind == ATTRIBUTES:
+            elif kind == events.ATTRIBUTES:
                 self.playing.set_attributes(body["clients"])
         except JournalError as error:
             raise DoesNotFollow(
                 f"From round {body.get('round')} on: {error.message} {error.hint or ''}".strip()
             ) from error
 
-    def _table(self, version: int) -> None:
-        self.facts = version_facts(self.facts, self._stored("versions", version))
-        table, active = client_table(self.facts)
+    def _change_table(self, table: ClientTable, active: BoolArray) -> None:
         if self.session is None:
             self.start(table)
         session = self.playing
@@ -370,7 +349,7 @@ class _Audit(Replay):
 
     def _count(self) -> None:
         """Count how often each client was a candidate, picked and excluded, and the draws without a real choice."""
-        changes = [(int(body["ticket"]), Rules(**body["rules"])) for body in self.journal.events(CHANGED)]
+        changes = [(int(body["ticket"]), Rules(**body["rules"])) for body in self.journal.events(events.CHANGED)]
         for ticket, row in self.cohorts.items():
             rules = next((rules for since, rules in reversed(changes) if since <= ticket), Rules())
             candidates = self.journal.candidates(ticket, self.final.n)
@@ -388,19 +367,12 @@ class _Audit(Replay):
                 elif narrow:
                     self.narrow += 1
 
-    def _has_failure(self, ticket: int) -> bool:
-        """Whether a client's failure is on record for an abandoned draw. A client without a reply has not failed."""
-        if ticket in self.failed:
-            return True
-        fine = (Status.OK, Status.MISSING)  # if a server abandons a draw at once, all its clients are missing
-        return any((~np.isin(block.status, fine)).any() for block in self.journal.reply_blocks(ticket))
-
     def _remark(self) -> None:
         """Remark on every freedom that the server took: changed selector, rules or record, repeated or empty draws."""
         self.remarks += [
             f"From round {body['round']} on {described_name(body['to'])!r} chose, in place of "
             f"{described_name(body['from'])!r}."
-            for body in self.journal.events(SELECTOR)
+            for body in self.journal.events(events.SELECTOR)
         ]
         # The server's own selector may follow from the seed and still prefer some clients.
         if not type(self.playing.selector).__module__.startswith("fedcohort."):
@@ -408,7 +380,7 @@ class _Audit(Replay):
                 f"The selector {selector_name(self.playing.selector)} is not one of fedcohort's. To know what it "
                 "prefers, read its code."
             )
-        changed = [int(body["round"]) for body in self.journal.events(CHANGED)]
+        changed = [int(body["round"]) for body in self.journal.events(events.CHANGED)]
         self.remarks += [f"The rules were changed before round {round_}." for round_ in changed if round_ > 0]
         if self.singled_out:
             most = ", ".join(f"{name} ({count})" for name, count in self.excluded.most_common(_NAMED))
@@ -417,13 +389,12 @@ class _Audit(Replay):
                 "The rules single out clients, by name or by what clients report. They excluded "
                 f"{len(self.excluded)} of {self.final.n} clients (number of draws): {most or 'nobody'}{more}."
             )
-        lost = [int(body["round"]) for body in self.journal.events(RECOVERED)]
+        lost = [int(body["round"]) for body in self.journal.events(events.RECOVERED)]
         self.remarks += [
             f"The newest events were lost, and the session continued from round {round_}." for round_ in lost
         ]
 
-        tickets, given_up, without_reason = self._draws()
-        drawn, abandoned, unexplained = len(tickets), len(given_up), len(without_reason)
+        drawn, abandoned, unexplained = len(self.drawn), len(self.given_up), len(self.unexplained)
         few, empty = _SHARE * drawn, len(self.cohorts) - drawn
         if unexplained or abandoned > few:
             self.remarks.append(
@@ -439,8 +410,8 @@ class _Audit(Replay):
 
     def _refuse_freedom(self) -> None:
         """Raise an error if the server could have had any cohort by drawing again, by waiting, or by its rules."""
-        tickets, abandoned, unexplained = self._draws()
-        drawn, empty = len(tickets), len(self.cohorts) - len(tickets)
+        drawn, abandoned, unexplained = len(self.drawn), self.given_up, self.unexplained
+        empty = len(self.cohorts) - drawn
         # Even with recorded failures, at most half of all draws may be abandoned, because a client may be made to fail.
         if len(abandoned) > drawn - len(abandoned):
             raise _CannotBeConfirmed(

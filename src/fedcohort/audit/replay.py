@@ -8,9 +8,8 @@ clients' facts did not change; otherwise :func:`check` says why a replay is not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,12 +35,12 @@ class Replay:
 
     Parameters
     ----------
-    meta : its :meth:`Journal.meta`
-    selector : the one it began with
+    selector : the one it began with, if it is not a registered one
     """
 
-    def __init__(self, journal: Journal, meta: Mapping[str, Any], selector: Selector[Any]) -> None:
-        self.journal, self.meta, self.selector = journal, meta, selector
+    def __init__(self, journal: Journal, selector: Selector[Any] | None = None) -> None:
+        self.journal, self.meta = journal, journal.meta()
+        self.selector = rebuild_selector(self.meta["selector"], selector, journal.path)
         self.final, _ = journal.table()
         self.cohorts = {row.ticket: row for row in journal.cohorts()}
         self.session: Session | None = None
@@ -69,7 +68,7 @@ class Replay:
 
     def grow(self, table: ClientTable) -> None:
         """Let the clients join that are new in ``table``."""
-        self.playing.join(_newcomers(table, self.playing.table.n))
+        self.playing.join(_part(table, slice(self.playing.table.n, None), joining=True))
 
     def choose(self, ticket: int, values: Mapping[str, AnyArray] | None) -> None:
         """Ask for a recorded cohort again and compare.
@@ -144,25 +143,17 @@ def _is_same(ours: AnyArray | None, theirs: AnyArray | None) -> bool:
     return np.array_equal(ours, theirs)
 
 
-def _newcomers(table: ClientTable, before: int) -> ClientTable:
-    """Return all but the first ``before`` clients as a table that can join."""
-    return _part(table, slice(before, None), joining=True)
-
-
 def _part(table: ClientTable, rows: slice, *, joining: bool = False) -> ClientTable:
+    """Return some clients as a table of their own, or as one that can join the others."""
     labels: Any = None
     if Signal.LABEL_PRODUCTS in table.signals:
         labels = table.labels
-        match labels:
-            case LabelGram():
-                labels = (
-                    LabelGramRows(labels.gram[rows], labels.classes)
-                    if joining
-                    else LabelGram(labels.gram[rows, rows], labels.classes)
-                )
-            case _:
-                first, *more = [getattr(labels, f) for f in labels.__dataclass_fields__]
-                labels = type(labels)(first[rows], *more)
+        if isinstance(labels, LabelGram):  # the products of those that join are with everybody
+            gram, classes = labels.gram, labels.classes
+            labels = LabelGramRows(gram[rows], classes) if joining else LabelGram(gram[rows, rows], classes)
+        else:
+            first, *more = [getattr(labels, f) for f in labels.__dataclass_fields__]
+            labels = type(labels)(first[rows], *more)
     return ClientTable(
         names=table.names[rows] if table.has_names else None,
         sizes=table.sizes[rows] if Signal.SIZES in table.signals else None,
@@ -171,9 +162,8 @@ def _part(table: ClientTable, rows: slice, *, joining: bool = False) -> ClientTa
     )
 
 
-@dataclass(frozen=True)
-class _ReplayResult:
-    """The result of a replay.
+class Verdict(NamedTuple):
+    """What a replay showed.
 
     Attributes
     ----------
@@ -190,25 +180,24 @@ class _ReplayResult:
     problem: str | None
 
 
-def check(journal: Journal) -> _ReplayResult:
+def check(journal: Journal) -> Verdict:
     """Replay a journal without ``audit=True``, and compare every cohort and the selector's final state."""
     obstacle = _obstacle(journal)
     if obstacle is not None:
-        return _ReplayResult(False, 0, obstacle)
-    meta = journal.meta()
+        return Verdict(False, 0, obstacle)
     try:
-        replay = Replay(journal, meta, rebuild_selector(meta["selector"], None, journal.path))
+        replay = Replay(journal)
         steps = list(_steps(journal, replay))
     except JournalError as error:
-        return _ReplayResult(False, 0, error.message)
+        return Verdict(False, 0, error.message)
     try:
         # The sort is stable, so simultaneous steps keep their order.
         for _, step in sorted(steps, key=lambda pair: pair[0]):
             step()
         compare_states(journal, replay.playing)
     except DoesNotFollow as broken:
-        return _ReplayResult(True, replay.rounds, str(broken))
-    return _ReplayResult(True, replay.rounds, None)
+        return Verdict(True, replay.rounds, str(broken))
+    return Verdict(True, replay.rounds, None)
 
 
 def _obstacle(journal: Journal) -> str | None:

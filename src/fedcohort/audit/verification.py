@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fedcohort.audit import participation
-from fedcohort.audit.choices import confirm
+from fedcohort.audit.choices import audit_journal
 from fedcohort.audit.replay import check as check_replay
 from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.core.version import __version__
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.chain import Head, read_head
 from fedcohort.journal.codec import unpack_many
-from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED
 from fedcohort.journal.format4 import is_format_4
 from fedcohort.journal.integrity import check_version, file_problems, missing, row_problems
@@ -32,15 +32,8 @@ from fedcohort.session.resume import next_round
 _SHOWN = 5  # at most this many problems of one kind are named
 
 
-@dataclass(frozen=True)
-class _Finding:
-    """The result of one check.
-
-    Attributes
-    ----------
-    valid : bool or None
-        None if the check was not possible.
-    """
+class _Finding(NamedTuple):
+    """The result of one check; ``valid`` is None if the check was not possible."""
 
     check: str
     valid: bool | None
@@ -57,7 +50,6 @@ class _Examination:
         The newest link of the chain; None if rows are damaged.
     """
 
-    path: Path
     head: Head | None
     findings: tuple[_Finding, ...]
 
@@ -81,19 +73,36 @@ def examine(path: str | Path, *, replay: bool = True) -> _Examination:
         database.close()
         with closing(read_journal(path)) as journal:
             rows = _Finding("rows", True, "all are as they were written, in format 4")
-            return _Examination(path, None, (rows, *_meaning(journal, replay)))
+            return _Examination(None, (rows, *_meaning(journal, replay)))
     with closing(Journal(database, path)) as journal, database.errors():
         database.connection.execute("BEGIN")  # the journal may be in use; a transaction reads one state of it
         check_version(database.connection, path)
-        findings = [_file(database), _rows(database)]
+        ((pages,),), ((size,),) = database.fetch("PRAGMA page_count"), database.fetch("PRAGMA page_size")
+        findings = [
+            _finding(
+                "file",
+                file_problems(database.connection),
+                f"SQLite finds nothing wrong with its {pages * size / 1e6:,.1f} MB",
+            ),
+            _finding("rows", row_problems(database.connection), "all are as they were written"),
+        ]
         head = None
-        if findings[-1].valid:
+        if findings[1].valid:
+            rows = sum(database.fetch(f"SELECT COUNT(*) FROM {name}")[0][0] for name in TABLES)
+            findings[1] = findings[1]._replace(text=f"all {rows:,} are as they were written")
             head = read_head(database.connection)
             findings.append(_events(path, head, mark, companion))
         # A replay of damaged rows would blame the selector.
         if all(finding.valid for finding in findings[:2]):
             findings += _meaning(journal, replay)
-        return _Examination(path, head, tuple(findings))
+        return _Examination(head, tuple(findings))
+
+
+def _finding(check: str, problems: Iterable[str], otherwise: str) -> _Finding:
+    """Return what is wrong, or, if nothing is, what that means."""
+    texts = list(problems)
+    more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return _Finding(check, not texts, "; ".join(texts[:_SHOWN]) + more or otherwise)
 
 
 def _meaning(journal: Journal, replay: bool) -> Iterator[_Finding]:
@@ -101,7 +110,13 @@ def _meaning(journal: Journal, replay: bool) -> Iterator[_Finding]:
     try:
         _read_everything(journal)
         yield _order(journal)
-        yield from _rules(journal)
+        proof = participation.prove_participation(journal)
+        if proof.rules is not None:
+            broken = [f"{b.client} in round {b.round}: {b.what}" for b in proof.breaches]
+            broken += [f"{e.client}: {e.what}" for e in proof.exceeded]
+            finding = _finding("rules", broken, proof.verdict.removeprefix("The rules ").rstrip("."))
+            # A journal whose rules were tightened later is still valid; the finding says what it proves.
+            yield finding._replace(valid=proof.kept)
         if replay:
             yield _again(journal)
     except JournalError as error:
@@ -132,26 +147,6 @@ def _read_everything(journal: Journal) -> None:
         table_of(facts)
 
 
-def _join_problems(problems: Iterable[str]) -> str:
-    texts = list(problems)
-    more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return "; ".join(texts[:_SHOWN]) + more
-
-
-def _file(database: Database) -> _Finding:
-    wrong = _join_problems(file_problems(database.connection))
-    ((pages,),), ((size,),) = database.fetch("PRAGMA page_count"), database.fetch("PRAGMA page_size")
-    return _Finding("file", not wrong, wrong or f"SQLite finds nothing wrong with its {pages * size / 1e6:,.1f} MB")
-
-
-def _rows(database: Database) -> _Finding:
-    wrong = _join_problems(row_problems(database.connection))
-    if wrong:
-        return _Finding("rows", False, wrong)
-    rows = sum(database.fetch(f"SELECT COUNT(*) FROM {name}")[0][0] for name in TABLES)
-    return _Finding("rows", True, f"all {rows:,} are as they were written")
-
-
 def _events(path: Path, head: Head, mark: Mark | None, companion: bool) -> _Finding:
     lost = missing(path, head, mark, companion)
     if lost is not None:
@@ -168,7 +163,7 @@ def _events(path: Path, head: Head, mark: Mark | None, companion: bool) -> _Find
 
 def _order(journal: Journal) -> _Finding:
     """Check that tickets, reports and clients refer to each other correctly."""
-    rows = journal.cohorts()
+    rows, n = journal.cohorts(), journal.client_count()
     tickets = [row.ticket for row in rows]
     wrong = []
     if tickets != list(range(len(tickets))):
@@ -176,51 +171,37 @@ def _order(journal: Journal) -> _Finding:
     strays = sorted({block.ticket for block in journal.reply_blocks()} - set(tickets))
     if strays:
         wrong.append(f"there are reports for ticket {strays[0]}, which was never issued")
-    picked = {int(client) for row in rows for client in row.clients}
-    table, _ = journal.table()
-    if picked and max(picked) >= table.n:
-        wrong.append(f"client {max(picked)} was picked, but there are only {table.n} clients")
-    rounds = f"{len(rows):,} cohorts of {next_round(journal)[0]:,} rounds, {table.n:,} clients"
-    return _Finding("order", not wrong, "; ".join(wrong) or rounds)
-
-
-def _rules(journal: Journal) -> Iterator[_Finding]:
-    proof = participation.prove_participation(journal)
-    if proof.rules is not None:
-        broken = [f"{b.client} in round {b.round}: {b.what}" for b in proof.breaches]
-        broken += [f"{e.client}: {e.what}" for e in proof.exceeded]
-        # A journal whose rules were tightened later is still valid; the finding says what it proves.
-        yield _Finding(
-            "rules", proof.kept, _join_problems(broken) or proof.verdict.removeprefix("The rules ").rstrip(".")
-        )
+    highest = max((int(row.clients.max(initial=-1)) for row in rows), default=-1)
+    if highest >= n:
+        wrong.append(f"client {highest} was picked, but there are only {n} clients")
+    return _finding("order", wrong, f"{len(rows):,} cohorts of {next_round(journal)[0]:,} rounds, {n:,} clients")
 
 
 def _again(journal: Journal) -> _Finding:
-    if journal.meta()["audit"]:
-        try:
-            verdict = confirm(journal)
-        except JournalError as error:
-            return _Finding("replay", None, f"not possible: {error.message}")
-        if not verdict.confirmed:
-            return _Finding("replay", False if verdict.wrong else None, str(verdict.problem))
-        more = "".join(f"; {remark}" for remark in verdict.remarks)
-        return _Finding("replay", True, f"all {verdict.rounds:,} cohorts follow from the seed{more}")
+    """Replay the session and compare every cohort."""
+    audited = journal.meta()["audit"]
     try:
-        outcome = check_replay(journal)
+        if audited:
+            verdict = audit_journal(journal)
+            if not verdict.confirmed:
+                return _Finding("replay", False if verdict.wrong else None, str(verdict.problem))
+            more = "".join(f"; {remark}" for remark in verdict.remarks)
+            return _Finding("replay", True, f"all {verdict.rounds:,} cohorts follow from the seed{more}")
+        possible, rounds, problem = check_replay(journal)
     except FedcohortError as error:
+        if audited and not isinstance(error, JournalError):  # what an audited journal holds must be usable
+            raise
         return _Finding("replay", None, f"not possible: {error.message}")
-    if not outcome.possible:
-        return _Finding("replay", None, f"not possible: {outcome.problem}")
-    if outcome.problem is not None:
-        writer = journal.meta().get("fedcohort")
-        # A selector of another release may choose differently, so a difference says nothing about the journal.
-        if _release(writer) != _release(__version__):
-            reason = f"cannot be checked: written by version {writer}, whose selectors had other rules"
-            return _Finding("replay", None, reason)
-        return _Finding("replay", False, f"{outcome.problem} (written by fedcohort {writer})")
-    return _Finding(
-        "replay", True, f"all {outcome.rounds:,} cohorts and the selector's state follow from seed and reports"
-    )
+    if not possible:
+        return _Finding("replay", None, f"not possible: {problem}")
+    if problem is None:
+        return _Finding("replay", True, f"all {rounds:,} cohorts and the selector's state follow from seed and reports")
+    writer = journal.meta().get("fedcohort")
+    # A selector of another release may choose differently, so a difference says nothing about the journal.
+    if _release(writer) != _release(__version__):
+        reason = f"cannot be checked: written by version {writer}, whose selectors had other rules"
+        return _Finding("replay", None, reason)
+    return _Finding("replay", False, f"{problem} (written by fedcohort {writer})")
 
 
 def _release(version: object) -> tuple[str, ...]:

@@ -170,18 +170,6 @@ class JournalReader:
         rows = self.database.fetch(f"SELECT ticket, at, late, data FROM replies {where} ORDER BY id", arguments)
         return [ReplyBlock.decode(t, at, bool(late), data) for t, at, late, data in rows]
 
-    def reply_block(self, number: int) -> ReplyBlock:
-        """Return one report by its id, which is its key in the chain."""
-        ((t, at, late, data),) = self.database.fetch(
-            "SELECT ticket, at, late, data FROM replies WHERE id = ?", (number,)
-        )
-        return ReplyBlock.decode(t, at, bool(late), data)
-
-    def numbered_event(self, number: int) -> tuple[str, dict[str, Any]]:
-        """Return the kind and body of one event by its id, which is its key in the chain."""
-        ((kind, body),) = self.database.fetch("SELECT kind, body FROM events WHERE id = ?", (number,))
-        return kind, json.loads(body)
-
     def replies(self, ticket: int | None = None) -> list[ReplyRow]:
         """Return the last reply of each client to one cohort or all, ordered by ticket and client."""
         return newest(self.reply_blocks(ticket))
