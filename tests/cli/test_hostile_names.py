@@ -87,7 +87,7 @@ def journal(tmp_path_factory):
 
 def test_commands_show_hostile_names(journal):
     path, names = journal
-    calls = [["explain", str(path), "--round", "1"], ["journal", "rules", "verify", str(path)]]
+    calls = [["explain", str(path), "--round", "1"], ["journal", "rules", "prove", str(path)]]
     calls += [["explain", str(path), "--client", name] for name in names]
     calls += [["explain", str(path), "--round", "1", "--client", name] for name in names]
     for call in calls:

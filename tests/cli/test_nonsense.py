@@ -59,7 +59,7 @@ SOUND = {
     "report": ["no-such"],
     "explain": [JOURNAL],
     "journal audit": [JOURNAL],
-    "journal rules verify": [JOURNAL],
+    "journal rules prove": [JOURNAL],
     "analytics": ["no-such.toml"],
     "diagnose": ["no-such.toml"],
     "check": ["no-such"],

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcohort.audit.replay import check as replay
+from fedcohort.audit.replay import replay_journal
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError
 from fedcohort.core.protocol import RoundReport, RoundRequest
@@ -63,7 +63,7 @@ def test_what_is_read_is_who_could_be_picked(tmp_path, more):
         differences = [ticket for ticket, base in bases.items() if base is not None]
         assert len(differences) > len(bases) / 2
         assert all(bases[bases[ticket]] is None and bases[ticket] < ticket for ticket in differences)
-        found = replay(journal)
+        found = replay_journal(journal)
         assert found.problem is None and found.rounds == len(expected)
 
 

@@ -45,7 +45,7 @@ def run_of_an_operator(path: Path) -> None:
 
 
 def test_the_pages_show_commands_to_follow() -> None:
-    assert len(COMMANDS) >= 12 and any("rules verify" in c for c in COMMANDS)
+    assert len(COMMANDS) >= 12 and any("rules prove" in c for c in COMMANDS)
 
 
 def test_every_command_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

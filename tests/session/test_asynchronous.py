@@ -9,7 +9,7 @@ import pytest
 
 from fedcohort.audit.choices import audit_journal
 from fedcohort.audit.participation import prove_participation
-from fedcohort.audit.replay import check as replay
+from fedcohort.audit.replay import replay_journal
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import InputError, JournalError, TicketError
 from fedcohort.core.protocol import Cohort, RoundReport, RoundRequest, Selector, Status
@@ -172,7 +172,7 @@ def test_the_journal_can_be_replayed(tmp_path, audit):
         assert found.problem is None and found.draws == len(trace)
     else:
         with closing(read_journal(path)) as journal:
-            found = replay(journal)
+            found = replay_journal(journal)
         assert found.problem is None and found.rounds > 10
 
 

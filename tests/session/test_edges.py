@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcohort.audit.replay import check
+from fedcohort.audit.replay import replay_journal
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import Cohort, RoundReport, RoundRequest
@@ -46,7 +46,7 @@ def test_cohorts_keep_the_limit_per_edge_and_are_full_if_possible(seed: int, tmp
             if cohort.size:
                 session.tell(RoundReport(cohort.ticket, cohort.clients))
     with closing(read_journal(tmp_path / "j")) as record:
-        found = check(record)
+        found = replay_journal(record)
     assert found.possible and found.problem is None
 
 

@@ -33,7 +33,7 @@ def played(session: Session, size: int, rounds: int = 1) -> None:
 
 
 def printed(path: Path, *options: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["journal", "rules", "verify", str(path), *options])
+    result = CliRunner().invoke(app, ["journal", "rules", "prove", str(path), *options])
     return result.exit_code, " ".join(result.output.split())
 
 
@@ -57,7 +57,7 @@ def test_a_tightened_limit_is_not_reported_as_kept(tmp_path: Path) -> None:
     assert "Rules set in round 7: max_participations was 9, is now 2." in text
     assert "Client 0: 7 participations, all before the limit of 2 took effect in round 7." in text
     assert "The run as a whole exceeds the limits in force now." in text
-    found = json.loads(CliRunner().invoke(app, ["journal", "rules", "verify", str(path), "--format", "json"]).output)
+    found = json.loads(CliRunner().invoke(app, ["journal", "rules", "prove", str(path), "--format", "json"]).output)
     assert (found["holds"], found["kept"], len(found["changes"]), len(found["exceeded"])) == (False, True, 2, 3)
     finding = next(f for f in examine(path).findings if f.check == "rules")
     assert finding.valid and "7 participations, all before the limit of 2" in finding.text

@@ -34,8 +34,7 @@ from fedcohort.journal.chain import TAGS, links, table_of
 from fedcohort.journal.codec import unpack_many
 from fedcohort.journal.schema import TABLES
 from fedcohort.journal.signing import is_signed
-from fedcohort.journal.tables import table_of as client_table
-from fedcohort.journal.tables import version_facts
+from fedcohort.journal.tables import client_table, version_facts
 from fedcohort.session.rules import Rules
 
 _SHARE = 0.1  # the share of draws that may be abandoned without a recorded failure

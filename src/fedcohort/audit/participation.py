@@ -5,19 +5,18 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from fedcohort.core.clients import ClientTable
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.events import ABANDONED, CHANGED, REGISTERED
-from fedcohort.journal.reading import CohortRow
 from fedcohort.session.rules import Rules, difference
 
 
-@dataclass(frozen=True)
-class _Breach:
+class _Breach(NamedTuple):
     """A participation that the rules of its round did not allow."""
 
     client: str
@@ -25,17 +24,16 @@ class _Breach:
     what: str
 
 
-@dataclass(frozen=True)
-class _Change:
-    """Rules that an operator set.
+class _Exceeded(NamedTuple):
+    """A final limit that a client had already exceeded when the limit took effect, in round ``since``."""
 
-    Attributes
-    ----------
-    round, ticket : int
-        The first round and cohort they apply to.
-    what : str
-        How they differ from the previous rules, in words.
-    """
+    client: str
+    since: int
+    what: str
+
+
+class _Change(NamedTuple):
+    """Rules that an operator set, the first round and ticket they apply to, and how they differ from the previous."""
 
     round: int
     ticket: int
@@ -43,19 +41,15 @@ class _Change:
     what: str
 
 
-@dataclass(frozen=True)
-class _ExceededLimit:
-    """A final limit that a client had already exceeded when the limit took effect.
+class _Past(NamedTuple):
+    """The participations of one client, oldest first."""
 
-    Attributes
-    ----------
-    since : int
-        The round in which the limit took effect.
-    """
+    rounds: list[int]
+    tickets: list[int]
 
-    client: str
-    since: int
-    what: str
+    def before(self, change: _Change) -> list[int]:
+        """Return the rounds before a change of rules."""
+        return self.rounds[: bisect_left(self.tickets, change.ticket)]
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class Proof:
         Participations that broke the rules of their round.
     changes : tuple of _Change
         All rules, oldest first.
-    exceeded : tuple of _ExceededLimit
+    exceeded : tuple of _Exceeded
         Final limits that do not hold for the whole run, because they were set later.
     registered, unregistered : int or None
         Participations under names that were bound to a key, and under other names, which do not prove who took part.
@@ -90,7 +84,7 @@ class Proof:
     least_separation: int | None
     breaches: tuple[_Breach, ...]
     changes: tuple[_Change, ...] = ()
-    exceeded: tuple[_ExceededLimit, ...] = ()
+    exceeded: tuple[_Exceeded, ...] = ()
     registered: int | None = None
     unregistered: int | None = None
 
@@ -123,18 +117,6 @@ class Proof:
         return f"{text} The run as a whole is within those in force now."
 
 
-@dataclass
-class _Past:
-    """The participations of one client, oldest first."""
-
-    rounds: list[int] = field(default_factory=list)
-    tickets: list[int] = field(default_factory=list)
-
-    def before(self, change: _Change) -> list[int]:
-        """Return the rounds before a change of rules."""
-        return self.rounds[: bisect_left(self.tickets, change.ticket)]
-
-
 def prove_participation(journal: str | Path | Journal) -> Proof:
     """Check every participation in a journal against the rules of its round.
 
@@ -146,7 +128,6 @@ def prove_participation(journal: str | Path | Journal) -> Proof:
         with closing(read_journal(journal)) as opened:
             return prove_participation(opened)
     table, _ = journal.table()
-    rows = journal.cohorts()
     changes: list[_Change] = []
     # Tickets say when rules took effect, since an abandoned round may be repeated.
     for body in journal.events(CHANGED):
@@ -154,43 +135,36 @@ def prove_participation(journal: str | Path | Journal) -> Proof:
         what = difference(changes[-1].rules if changes else None, rules)
         changes.append(_Change(int(body["round"]), int(body["ticket"]), rules, what))
     abandoned = {body["ticket"] for body in journal.events(ABANDONED)}
-    # DP-FTRL counts releases, and an abandoned round has released nothing.
-    counted = [row for row in rows if row.ticket not in abandoned and len(row.clients)]
-    past, breaches = _participations(counted, changes, table)
-    distances = [later - sooner for history in past.values() for sooner, later in pairwise(history.rounds)]
+    past: dict[int, _Past] = {}
+    breaches: list[_Breach] = []
+    rounds = 0
+    for row in journal.cohorts():
+        # DP-FTRL counts releases, and an abandoned round has released nothing.
+        if row.ticket in abandoned or not len(row.clients):
+            continue
+        rounds += 1
+        in_force = next((change.rules for change in reversed(changes) if change.ticket <= row.ticket), Rules())
+        for client in row.clients.tolist():
+            history, name = past.setdefault(client, _Past([], [])), table.name(client)
+            broken = _violations(in_force, name, row.round, history.rounds)
+            breaches += [_Breach(name, row.round, what) for what in broken]
+            history.rounds.append(row.round)
+            history.tickets.append(row.ticket)
+    gaps = [later - sooner for history in past.values() for sooner, later in pairwise(history.rounds)]
     registered = _registered(journal, table, past)
     counts = [len(history.rounds) for history in past.values()]
     return Proof(
-        rounds=len(counted),
+        rounds=rounds,
         clients=table.n,
         rules=changes[-1].rules if changes else None,
         most=max(counts, default=0),
-        least_separation=min(distances, default=None),
+        least_separation=min(gaps, default=None),
         breaches=tuple(breaches),
         changes=tuple(changes),
         exceeded=tuple(e for c, history in past.items() for e in _limits_exceeded(changes, table.name(c), history)),
         registered=registered,
         unregistered=None if registered is None else sum(counts) - registered,
     )
-
-
-def _participations(
-    rows: Sequence[CohortRow], changes: Sequence[_Change], table: ClientTable
-) -> tuple[dict[int, _Past], list[_Breach]]:
-    """Return the participations of every client, and those that broke the rules of their round."""
-    past: dict[int, _Past] = {}
-    breaches: list[_Breach] = []
-    for row in rows:
-        rules = next((change.rules for change in reversed(changes) if change.ticket <= row.ticket), None)
-        for client in row.clients.tolist():
-            history, name = past.setdefault(client, _Past()), table.name(client)
-            if rules is not None:
-                breaches += [
-                    _Breach(name, row.round, what) for what in _violations(rules, name, row.round, history.rounds)
-                ]
-            history.rounds.append(row.round)
-            history.tickets.append(row.ticket)
-    return past, breaches
 
 
 def _violations(rules: Rules, name: str, round_: int, earlier: list[int]) -> list[str]:
@@ -213,40 +187,41 @@ def _violations(rules: Rules, name: str, round_: int, earlier: list[int]) -> lis
     return violations
 
 
-def _limits_exceeded(changes: Sequence[_Change], name: str, past: _Past) -> Iterator[_ExceededLimit]:
+def _limits_exceeded(changes: Sequence[_Change], name: str, past: _Past) -> Iterator[_Exceeded]:
     """Yield the final limits that a client had exceeded before they took effect."""
     if not changes:
         return
+
+    def since(limit: Callable[[Rules], object]) -> _Change:
+        """Return the change that set a limit to its final value."""
+        last = limit(changes[-1].rules)
+        return list(takewhile(lambda change: limit(change.rules) == last, reversed(changes)))[-1]
+
+    def exceeded(change: _Change, text: str) -> _Exceeded:
+        return _Exceeded(name, change.round, f"{text} took effect in round {change.round}")
+
     rules = changes[-1].rules
     most = rules.most_of(name)
     if most is not None:
-        since = _since(changes, lambda rules: rules.most_of(name))
-        count, before = len(past.rounds), len(past.before(since))
+        change = since(lambda rules: rules.most_of(name))
+        count, before = len(past.rounds), len(past.before(change))
         if before > most:
             early = "all" if before == count else str(before)
-            yield _exceeded(name, since, f"{count} participations, {early} before the limit of {most}")
-    since = _since(changes, lambda rules: rules.min_separation)
-    gap = min((b - a for a, b in pairwise(past.before(since))), default=rules.min_separation)
+            yield exceeded(change, f"{count} participations, {early} before the limit of {most}")
+    change = since(lambda rules: rules.min_separation)
+    gap = min((b - a for a, b in pairwise(past.before(change))), default=rules.min_separation)
     if gap < rules.min_separation:
-        text = f"{gap} rounds from one participation to the next, before the separation of {rules.min_separation}"
-        yield _exceeded(name, since, text)
+        yield exceeded(
+            change, f"{gap} rounds from one participation to the next, before the separation of {rules.min_separation}"
+        )
     if rules.window is not None and rules.max_in_window is not None:
-        since = _since(changes, lambda rules: (rules.window, rules.max_in_window))
-        rounds = past.before(since)
+        change = since(lambda rules: (rules.window, rules.max_in_window))
+        rounds = past.before(change)
         inside = max((i + 1 - bisect_right(rounds, at - rules.window) for i, at in enumerate(rounds)), default=0)
         if inside > rules.max_in_window:
-            text = f"{inside} times in {rules.window} rounds, before the limit of {rules.max_in_window}"
-            yield _exceeded(name, since, text)
-
-
-def _exceeded(name: str, since: _Change, text: str) -> _ExceededLimit:
-    return _ExceededLimit(name, since.round, f"{text} took effect in round {since.round}")
-
-
-def _since(changes: Sequence[_Change], limit: Callable[[Rules], object]) -> _Change:
-    """Return the change that set a limit to its final value."""
-    last = limit(changes[-1].rules)
-    return list(takewhile(lambda change: limit(change.rules) == last, reversed(changes)))[-1]
+            yield exceeded(
+                change, f"{inside} times in {rules.window} rounds, before the limit of {rules.max_in_window}"
+            )
 
 
 def _registered(journal: Journal, table: ClientTable, past: Mapping[int, _Past]) -> int | None:

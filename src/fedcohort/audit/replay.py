@@ -2,7 +2,7 @@
 
 An audited journal (``audit=True``) records everything that this needs; see :mod:`fedcohort.audit.choices`. Any
 other journal has cohorts, reports and events with their times. That is enough if the selector asks no questions and the
-clients' facts did not change; otherwise :func:`check` says why a replay is not possible.
+clients' facts did not change; otherwise :func:`replay_journal` says why a replay is not possible.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Verdict(NamedTuple):
     problem: str | None
 
 
-def check(journal: Journal) -> Verdict:
+def replay_journal(journal: Journal) -> Verdict:
     """Replay a journal without ``audit=True``, and compare every cohort and the selector's final state."""
     obstacle = _obstacle(journal)
     if obstacle is not None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fedcohort.audit import participation
 from fedcohort.audit.choices import audit_journal
-from fedcohort.audit.replay import check as check_replay
+from fedcohort.audit.replay import replay_journal
 from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.core.version import __version__
 from fedcohort.journal import Journal, read_journal
@@ -26,7 +26,7 @@ from fedcohort.journal.lock import Mark
 from fedcohort.journal.opening import open_unchecked
 from fedcohort.journal.reading import excluded_clients
 from fedcohort.journal.schema import TABLES
-from fedcohort.journal.tables import table_of
+from fedcohort.journal.tables import client_table
 from fedcohort.session.resume import next_round
 
 _SHOWN = 5  # at most this many problems of one kind are named
@@ -144,7 +144,7 @@ def _read_everything(journal: Journal) -> None:
     for (data,) in fetch("SELECT data FROM answers"):
         unpack_many(data)
     for facts in journal.versions():
-        table_of(facts)
+        client_table(facts)
 
 
 def _events(path: Path, head: Head, mark: Mark | None, companion: bool) -> _Finding:
@@ -187,7 +187,7 @@ def _again(journal: Journal) -> _Finding:
                 return _Finding("replay", False if verdict.wrong else None, str(verdict.problem))
             more = "".join(f"; {remark}" for remark in verdict.remarks)
             return _Finding("replay", True, f"all {verdict.rounds:,} cohorts follow from the seed{more}")
-        possible, rounds, problem = check_replay(journal)
+        possible, rounds, problem = replay_journal(journal)
     except FedcohortError as error:
         if audited and not isinstance(error, JournalError):  # what an audited journal holds must be usable
             raise

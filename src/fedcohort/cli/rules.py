@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import unicodedata
 from contextlib import closing
@@ -30,11 +29,13 @@ from fedcohort.session.rules import Rules
 from fedcohort.simulate.config.toml import read_table, to_toml
 from fedcohort.simulate.leaderboard.words import quantity
 
-rules_app = typer.Typer(help="Set, show and verify an operator's rules for cohorts.", no_args_is_help=True)
+rules_app = typer.Typer(
+    help="Set and show an operator's rules, and prove that they held.", no_args_is_help=True
+)
 
 
 @rules_app.command()
-def verify(
+def prove(
     journal: Annotated[
         Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal, or an experiment's directory.")
     ],
@@ -47,7 +48,7 @@ def verify(
     Each round is judged by the rules in force at the time. Exits with 0 if every round kept them and the whole run
     meets the final rules, and with 1 otherwise or if there were no rules.
 
-    Example: fedcohort journal rules verify run.sqlite
+    Example: fedcohort journal rules prove run.sqlite
     """
     proof = prove_participation(find_journal(journal, run))
     if format is Format.JSON:
@@ -60,12 +61,12 @@ def verify(
                 "rules": None if proof.rules is None else proof.rules.to_dict(),
                 "most": proof.most,
                 "least_separation": proof.least_separation,
-                "breaches": [dataclasses.asdict(breach) for breach in proof.breaches],
+                "breaches": [breach._asdict() for breach in proof.breaches],
                 "changes": [
                     {"round": change.round, "rules": change.rules.to_dict(), "what": change.what}
                     for change in proof.changes
                 ],
-                "exceeded": [dataclasses.asdict(exceeded) for exceeded in proof.exceeded],
+                "exceeded": [exceeded._asdict() for exceeded in proof.exceeded],
                 "registered": proof.registered,
                 "unregistered": proof.unregistered,
             }

@@ -19,7 +19,7 @@ from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED
 from fedcohort.journal.replies import ReplyBlock, ReplyRow, newest
 from fedcohort.journal.scores import unpack_scores
-from fedcohort.journal.tables import client_count, table_of, version_facts
+from fedcohort.journal.tables import client_count, client_table, version_facts
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class JournalReader:
 
     def table(self) -> tuple[ClientTable, AnyArray]:
         """Return the client table and the (N,) mask of members."""
-        return table_of(self.facts())
+        return client_table(self.facts())
 
     def client_count(self) -> int:
         """Return the number of clients, members or not."""

@@ -48,33 +48,29 @@ def version_facts(before: Mapping[str, bytes], data: bytes) -> dict[str, bytes]:
     return {name: updated[name] for name in names}
 
 
-def table_of(facts: Mapping[str, bytes]) -> tuple[ClientTable, BoolArray]:
+def client_table(facts: Mapping[str, bytes]) -> tuple[ClientTable, BoolArray]:
     """Return the client table and the (N,) mask of members, given what :func:`table_facts` returned."""
     try:
-        return _table_of(facts)
+        n, active = client_count(facts), unpack(facts["active"])
+        labels: LabelCounts | LabelFactor | LabelGram | None = None
+        if "label_counts" in facts:
+            labels = LabelCounts(unpack(facts["label_counts"]))
+        elif "label_factor" in facts:
+            labels = LabelFactor(unpack(facts["label_factor"]), int(json.loads(facts["classes"])))
+        elif "label_gram" in facts:
+            labels = LabelGram(unpack(facts["label_gram"]), int(json.loads(facts["classes"])))
+        names = None
+        if "names" in facts:
+            names = decompress_json(facts["names"], "The list of clients' names")
+            if not isinstance(names, list) or len(names) != n or not all(isinstance(name, str) for name in names):
+                raise JournalError(f"The list of clients' names is not a list of {n} strings.")
+        sizes = unpack(facts["sizes"]) if "sizes" in facts else None
+        table = ClientTable(names=names, sizes=sizes, labels=labels, n=n)
+        return table, np.unpackbits(active, count=n).astype(np.bool_)
     except (ValueError, TypeError, LookupError) as error:
         if isinstance(error, FedcohortError):
             raise
         raise JournalError(f"The table of clients cannot be read: {type(error).__name__}: {error}.") from error
-
-
-def _table_of(facts: Mapping[str, bytes]) -> tuple[ClientTable, BoolArray]:
-    n, active = client_count(facts), unpack(facts["active"])
-    labels: LabelCounts | LabelFactor | LabelGram | None = None
-    if "label_counts" in facts:
-        labels = LabelCounts(unpack(facts["label_counts"]))
-    elif "label_factor" in facts:
-        labels = LabelFactor(unpack(facts["label_factor"]), int(json.loads(facts["classes"])))
-    elif "label_gram" in facts:
-        labels = LabelGram(unpack(facts["label_gram"]), int(json.loads(facts["classes"])))
-    names = None
-    if "names" in facts:
-        names = decompress_json(facts["names"], "The list of clients' names")
-        if not isinstance(names, list) or len(names) != n or not all(isinstance(name, str) for name in names):
-            raise JournalError(f"The list of clients' names is not a list of {n} strings.")
-    sizes = unpack(facts["sizes"]) if "sizes" in facts else None
-    table = ClientTable(names=names, sizes=sizes, labels=labels, n=n)
-    return table, np.unpackbits(active, count=n).astype(np.bool_)
 
 
 def client_count(facts: Mapping[str, bytes]) -> int:
