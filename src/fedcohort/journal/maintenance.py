@@ -235,7 +235,8 @@ class Eraser:
             return value
         clean = {}
         for key, item in value.items():
-            kind, inner = TextKind.FREE, TextKind.FREE
+            kind: TextKind = TextKind.FREE
+            inner: Field = TextKind.FREE
             if isinstance(holds, Mapping) and key in holds:
                 kind, inner = TextKind.OWN, holds[key]
             elif isinstance(holds, Keyed):

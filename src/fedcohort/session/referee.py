@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,31 +22,18 @@ _NO_BOUND = np.iinfo(np.int64).max
 _NAMED = 20  # at most this many clients are named in a cohort's note
 
 
-@dataclass
 class _ParticipationLedger:
-    """How often each client took part and failed, as the rules count it.
+    """How often each of ``n`` clients took part and failed, as the rules count it."""
 
-    Parameters
-    ----------
-    n : int
-        Number of clients.
-    window : int
-        For how many rounds single cohorts are remembered.
-    """
-
-    n: int
-    window: int = 1
-    last: IntArray = field(init=False)  # the last round in which each client took part
-    count: IntArray = field(init=False)
-    streak: IntArray = field(init=False)  # failures in a row
-    failed: IntArray = field(init=False)  # the ticket of the last failure
-    joined: IntArray = field(init=False)  # the first round in which each client could take part
-    recent: deque[tuple[int, IntArray]] = field(init=False)  # (round, clients)
-
-    def __post_init__(self) -> None:
-        self.last, self.failed = (np.full(self.n, _NEVER, np.int64) for _ in range(2))
-        self.count, self.streak, self.joined = (np.zeros(self.n, np.int64) for _ in range(3))
-        self.recent = deque()
+    def __init__(self, n: int, window: int) -> None:
+        self.n = n
+        self.last = np.full(n, _NEVER, np.int64)  # the last round in which each client took part
+        self.count = np.zeros(n, np.int64)
+        self.streak = np.zeros(n, np.int64)  # failures in a row
+        self.failed = np.full(n, _NEVER, np.int64)  # the ticket of the last failure
+        self.joined = np.zeros(n, np.int64)  # the first round in which each client could take part
+        self.window = window  # for so many rounds, single cohorts are remembered
+        self.recent: deque[tuple[int, IntArray]] = deque()  # (round, clients)
 
     def grow(self, n: int, round_: int) -> None:
         """Make room for clients that joined before ``round_``."""
@@ -159,14 +145,6 @@ class Referee:
         self._attributes.update({name: dict(values) for name, values in attributes.items()})
         self._check_attributes(_indices(self._table, attributes).tolist())
 
-    def _attributes_of(self, client: int) -> dict[str, Any]:
-        name = self._table.name(client)
-        sizes = {"size": float(self._table.sizes[client])} if Signal.SIZES in self._table.signals else {}
-        edge = edge_of(name)
-        place = {} if edge is None else {EDGE: edge}
-        # The table overrides what a client reports: selectors use its sizes, and a client cannot change its name.
-        return {**self._attributes.get(name, {}), **sizes, **place}
-
     def _check_attributes(self, clients: Iterable[int]) -> None:
         """Find out which clients meet the condition, and their values of attributes with a quota or limit."""
         quotas, at_most, n = self.rules.quotas or {}, self.rules.at_most or {}, self._table.n
@@ -177,13 +155,22 @@ class Referee:
             self._groups = {name: [None] * n for name in at_most}
             clients = range(n)
         for client in clients if self._condition is not None or quotas or at_most else ():
-            attributes = self._attributes_of(client)
+            name = self._table.name(client)
+            attributes = dict(self._attributes.get(name, {}))
+            # The table overrides what a client reports: selectors use its sizes, and a client cannot change its name.
+            if Signal.SIZES in self._table.signals:
+                attributes["size"] = float(self._table.sizes[client])
+            if (edge := edge_of(name)) is not None:
+                attributes[EDGE] = edge
             if self._condition is not None:
                 self._unmet[client] = self._condition.unmet(attributes)
-            for name, claims in quotas.items():
-                self._values[name][client] = _quota_value(claims, attributes.get(name))
-            for name in at_most:
-                self._groups[name][client] = attributes.get(name)
+            for attribute, claims in quotas.items():
+                value = attributes.get(attribute)
+                # In TOML's spelling, because the keys of a journal are strings.
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                self._values[attribute][client] = text if value is not None and text in claims else None
+            for attribute in at_most:
+                self._groups[attribute][client] = attributes.get(attribute)
 
     # -- before the choice ------------------------------------------------------------------------------------------
 
@@ -193,11 +180,7 @@ class Referee:
         reasons: list[str] = []
         # The first rule that excludes a client gives the reason. An operator's decisions about clients come before what
         # follows from their record.
-        for mask, reason in chain(
-            self._excluded_by_operator(round_, candidates),
-            self._excluded_by_participations(round_, candidates),
-            self._excluded_by_failures(ticket, candidates),
-        ):
+        for mask, reason in self._exclusions(round_, ticket, candidates):
             excluded = mask & (codes[candidates] == 0)
             if excluded.any():
                 reasons.append(reason)
@@ -205,8 +188,9 @@ class Referee:
         allowed = candidates[codes[candidates] == 0]
         return Eligibility(allowed, self._required_clients(round_, allowed), codes, tuple(reasons))
 
-    def _excluded_by_operator(self, round_: int, candidates: IntArray) -> Iterator[tuple[BoolArray, str]]:
-        """Yield which candidates are blocked, paused, or do not meet the condition on attributes, with the reason."""
+    def _exclusions(self, round_: int, ticket: int, candidates: IntArray) -> Iterator[tuple[BoolArray, str]]:
+        """Yield for each reason which candidates it excludes."""
+        rules, ledger = self.rules, self.ledger
         if len(self._blocked):
             yield np.isin(candidates, self._blocked), "it is blocked"
         if self._paused is not None:
@@ -217,10 +201,6 @@ class Referee:
             unmet = [self._unmet[c] for c in candidates.tolist()]
             for reason in dict.fromkeys(u for u in unmet if u is not None):
                 yield np.array([u == reason for u in unmet], np.bool_), reason
-
-    def _excluded_by_participations(self, round_: int, candidates: IntArray) -> Iterator[tuple[BoolArray, str]]:
-        """Yield which candidates took part too recently or too often, with the reason."""
-        rules, ledger = self.rules, self.ledger
         if rules.min_separation > 1:
             recent = round_ - ledger.last[candidates] < rules.min_separation
             yield recent, f"fewer than {rules.min_separation} rounds since it last took part"
@@ -232,16 +212,14 @@ class Referee:
         if rules.max_in_window is not None and rules.window is not None:
             often = ledger.in_last(round_, rules.window - 1)[candidates] >= rules.max_in_window
             yield often, f"it took part {rules.max_in_window} times in the last {rules.window - 1} rounds"
-
-    def _excluded_by_failures(self, ticket: int, candidates: IntArray) -> Iterator[tuple[BoolArray, str]]:
-        """Yield which candidates are cooling off, with the reason."""
-        rules, ledger = self.rules, self.ledger
-        if not rules.cool_off:
-            return
-        # Counted in cohorts, because a round that is repeated keeps its number.
-        cooling = (ledger.streak[candidates] >= rules.failures) & (ticket - ledger.failed[candidates] <= rules.cool_off)
-        after = f"{rules.failures} failures in a row" if rules.failures > 1 else "a failure"
-        yield cooling, f"it is cooling off for {rules.cool_off} cohorts after {after}"
+        if rules.cool_off:
+            # Counted in cohorts, because a round that is repeated keeps its number.
+            soon = ticket - ledger.failed[candidates] <= rules.cool_off
+            after = f"{rules.failures} failures in a row" if rules.failures > 1 else "a failure"
+            yield (
+                (ledger.streak[candidates] >= rules.failures) & soon,
+                f"it is cooling off for {rules.cool_off} cohorts after {after}",
+            )
 
     def _required_clients(self, round_: int, allowed: IntArray) -> IntArray:
         rules, ledger = self.rules, self.ledger
@@ -275,9 +253,15 @@ class Referee:
         order = _ranking(allowed, cohort, rng) if self.rules.quotas or self.rules.at_most else []
         # Limits come first, because a client that is added for a quota must keep them.
         if self.rules.at_most:
-            picked, removed = self._within_limits(picked, order)
+            kept: list[int] = []
+            for client in picked:
+                (kept if self._fits(kept, client) else removed).append(client)
+            for client in order:  # the best that fit take the free places
+                if len(kept) < len(picked) and client not in kept and self._fits(kept, client):
+                    kept.append(client)
+            picked = kept
         if self.rules.quotas:
-            picked, added, unmet = self._with_quotas(picked, set(demanded.tolist()), order, size)
+            picked, added, unmet = self._fill_quotas(picked, demanded.tolist(), order, size)
         notes = {
             "demanded by the rules": self._first_names(demanded.tolist()),
             "too many of one value": self._first_names(removed),
@@ -302,25 +286,13 @@ class Referee:
     def _fits(self, picked: Sequence[int], client: int) -> bool:
         """Whether a client can be added to others without exceeding a limit."""
         return all(
-            values[client] is None or _count(values, picked, values[client]) < (self.rules.at_most or {})[name]
+            values[client] is None
+            or sum(values[c] == values[client] for c in picked) < (self.rules.at_most or {})[name]
             for name, values in self._groups.items()
         )
 
-    def _within_limits(self, picked: list[int], order: list[int]) -> tuple[list[int], list[int]]:
-        """Replace clients that exceed a limit by the best that fit; return the new picks and the removed clients."""
-        kept: list[int] = []
-        removed: list[int] = []
-        for client in picked:
-            (kept if self._fits(kept, client) else removed).append(client)
-        for client in order:
-            if len(kept) == len(picked):
-                break
-            if client not in kept and self._fits(kept, client):
-                kept.append(client)
-        return kept, removed
-
-    def _with_quotas(
-        self, picked: list[int], fixed: set[int], order: list[int], size: int
+    def _fill_quotas(
+        self, picked: list[int], demanded: Sequence[int], order: Sequence[int], size: int
     ) -> tuple[list[int], list[int], list[str]]:
         """Fill quotas with the best clients, which replace the worst clients of values that have enough.
 
@@ -330,94 +302,43 @@ class Referee:
         added: list[int] = []
         unmet: list[str] = []
         for name, claims in (self.rules.quotas or {}).items():
-            quota = _Quota.of(claims, self._values[name], order)
-            for value in quota.groups:
-                picked, news = self._fill(quota, value, picked, fixed.union(added), rank, size)
-                added += news
-            unmet += [f"{name} {text}" for text in quota.unmet(picked)]
+            values = self._values[name]
+            groups: dict[Any, list[int]] = {}  # candidates by value, best first; None counts for no quota
+            for client in order:
+                if values[client] is not None:
+                    groups.setdefault(values[client], []).append(client)
+            need = {value: min(claims[value], len(group)) for value, group in groups.items()}
+            for value, group in groups.items():
+                for client in group:
+                    counts = Counter(values[c] for c in picked)
+                    if counts[value] >= need[value]:
+                        break
+                    if client in picked:
+                        continue
+                    others = picked
+                    if len(picked) >= size:
+                        # Demanded clients, and those added for another quota, keep their places.
+                        spare = [
+                            c for c in picked
+                            if c not in demanded and c not in added
+                            and (values[c] is None or counts[values[c]] > need[values[c]])
+                        ]  # fmt: skip
+                        if not spare:
+                            break
+                        worst = max(spare, key=rank.__getitem__)
+                        others = [c for c in picked if c != worst]
+                    if self._fits(others, client):
+                        picked = [*others, client]
+                        added.append(client)
+            counts = Counter(values[c] for c in picked)
+            unmet += [f"{name} {value}: {counts[value]} of {least}" for value, least in claims.items()
+                      if counts[value] < least]  # fmt: skip
         return picked, added, unmet
-
-    def _fill(
-        self, quota: _Quota, value: object, picked: list[int], fixed: set[int], rank: Mapping[int, int], size: int
-    ) -> tuple[list[int], list[int]]:
-        """Fill the quota of one value; return the new picks and the added clients."""
-        added: list[int] = []
-        for client in (c for c in quota.groups[value] if c not in picked):
-            if _count(quota.values, picked, value) >= quota.need[value]:
-                break
-            others = picked
-            if len(picked) >= size:
-                # Demanded clients, and those added for another quota, keep their places.
-                spare = quota.spare(picked, fixed.union(added))
-                if not spare:
-                    break
-                others = [c for c in picked if c != max(spare, key=rank.__getitem__)]
-            if self._fits(others, client):
-                picked = [*others, client]
-                added.append(client)
-        return picked, added
-
-
-@dataclass(frozen=True)
-class _Quota:
-    """The quotas of one attribute in one cohort.
-
-    Attributes
-    ----------
-    values : sequence, by client
-        Each client's value of the attribute; None if it counts for no quota.
-    groups : mapping of value to list of int
-        The candidates with each value, best first.
-    least : mapping of value to int
-        How many clients with each value the operator demands.
-    """
-
-    values: Sequence[Any]
-    groups: Mapping[Any, list[int]]
-    least: Mapping[Any, int]
-
-    @classmethod
-    def of(cls, claims: Mapping[str, int], values: Sequence[Any], order: Iterable[int]) -> _Quota:
-        """Group candidates by value."""
-        groups: dict[Any, list[int]] = {}
-        for client in order:
-            if values[client] is not None:
-                groups.setdefault(values[client], []).append(client)
-        return cls(values, groups, claims)
-
-    @property
-    def need(self) -> dict[Any, int]:
-        """How many clients with each value a cohort must have, as far as there are candidates."""
-        return {value: min(self.least[value], len(group)) for value, group in self.groups.items()}
-
-    def spare(self, picked: Sequence[int], fixed: set[int]) -> list[int]:
-        """Return the picked clients that can be replaced: without a value, or with one that has more than enough."""
-        values, need = self.values, self.need
-        counts = {value: _count(values, picked, value) for value in need}
-        return [c for c in picked if c not in fixed and (values[c] is None or counts[values[c]] > need[values[c]])]
-
-    def unmet(self, picked: Sequence[int]) -> list[str]:
-        """Return in words which values have fewer clients than demanded."""
-        counts = {value: _count(self.values, picked, value) for value in self.least}
-        return [f"{value}: {counts[value]} of {count}" for value, count in self.least.items() if counts[value] < count]
-
-
-def _count(values: Sequence[Any], picked: Sequence[int], value: object) -> int:
-    return sum(values[client] == value for client in picked)
 
 
 def _indices(table: ClientTable, names: Iterable[str]) -> IntArray:
     """Return the indices of clients by name; names that have not joined yet are left out."""
     return np.array([table.index(name) for name in names if name in table], np.int64)
-
-
-def _quota_value(claims: Mapping[str, int], value: object) -> object:
-    """Return the value that a client counts for in a quota; None if the operator does not name its value.
-
-    Values are compared as strings in TOML's spelling, because the keys of a journal are strings.
-    """
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text if value is not None and text in claims else None
 
 
 def _ranking(allowed: IntArray, cohort: Cohort, rng: np.random.Generator) -> list[int]:

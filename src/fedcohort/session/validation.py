@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, freeze
+from fedcohort.core.arrays import FloatArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import DuplicateReportError, InputError, SelectorError, SignalError
 from fedcohort.core.protocol import (
@@ -108,32 +108,31 @@ def answer_of(query: Query | None, table: ClientTable, answers: Mapping[str, Any
             hint="call session.query(request), answer it, and pass the Answer to session.ask(request, answer)",
         )
     names = table.names_of(query.clients)
+    allowed = f"one number for each of the {table.n} clients, numbers by client name, or a function"
     values: dict[Signal, Any] = {}
-    for signal in sorted(query.signals & sources.keys()):
+    for signal in query.signals & sources.keys():
         source = sources[signal]
         if callable(source):
             values[signal] = source(names)
         elif isinstance(source, Mapping):
-            for client in source:
-                if client not in table:
-                    raise InputError(
-                        f"'{signal}' names the client {short_repr(client)}, which does not exist. The clients are "
-                        f"{', '.join(map(repr, table.names_of(np.arange(min(table.n, 8)))))}"
-                        f"{', ...' if table.n > 8 else ''}.",
-                        hint="give numbers by client name, or an array with one number for each client",
-                    )
+            strangers = [client for client in source if client not in table]
+            if strangers:
+                shown = ", ".join(map(repr, table.names_of(np.arange(min(table.n, 8)))))
+                raise InputError(
+                    f"'{signal}' names the client {short_repr(strangers[0])}, which does not exist. The clients are "
+                    f"{shown}{', ...' if table.n > 8 else ''}.",
+                    hint="give numbers by client name, or an array with one number for each client",
+                )
             values[signal] = [source.get(name, np.nan) for name in names]
         else:
-            allowed = f"one number for each of the {table.n} clients, numbers by client name, or a function"
             column = numbers_of(source, f"'{signal}'", allowed)
             if column.shape != (table.n,):
                 raise input_error(f"'{signal}'", allowed, source)
             values[signal] = column[query.clients]
     lacking = sorted(query.signals - values.keys())
     if lacking:
-        given = ", ".join(answers)
         raise InputError(
-            f"The selector asks for '{lacking[0]}' ({lacking[0].meaning}) before it chooses. Got {given}.",
+            f"The selector asks for '{lacking[0]}' ({lacking[0].meaning}) before it chooses. Got {', '.join(answers)}.",
             hint=f"session.ask(..., {', '.join(f'{_keyword_of(signal)}=...' for signal in sorted(query.signals))})",
         )
     return Answer(query, values)
@@ -145,34 +144,25 @@ def report_of(cohort: Cohort, outcome: Mapping[str, Any]) -> RoundReport:
     Values are arrays in the order of the cohort, or mappings from client names. A client that is in no mapping
     is missing.
     """
-    status = outcome.get("status")
-    kept = outcome.get("kept")
-    metrics = {_signal_of(name): values for name, values in outcome.items() if name not in ("status", "kept")}
-    by_client = [values for values in (status, kept, *metrics.values()) if isinstance(values, Mapping)]
-    if not by_client:
-        return RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics, kept=kept)
-    for client in chain.from_iterable(by_client):
+    by_client = {key: values for key, values in outcome.items() if isinstance(values, Mapping)}
+    for client in chain.from_iterable(by_client.values()):
         if client not in cohort.names:
             raise InputError(
                 f"The client {short_repr(client)} is not in the cohort {', '.join(map(repr, cohort.names[:20]))}."
             )
-    if status is None or isinstance(status, Mapping):
+    columns = dict(outcome)
+    for key, values in by_client.items():
+        default = True if key == "kept" else np.nan
+        columns[key] = [values.get(name, default) for name in cohort.names]
+    status = outcome.get("status")
+    if by_client and (status is None or "status" in by_client):
         # A status may name only the clients that failed, so it does not say who reported.
-        reporting = set().union(*(values for values in by_client if values is not status)) or set(cohort.names)
+        reporting = set().union(*(values for key, values in by_client.items() if key != "status")) or set(cohort.names)
         usual = {name: int(Status.OK if name in reporting else Status.MISSING) for name in cohort.names}
-        status = {**usual, **(status or {})}
-    return RoundReport(
-        cohort.ticket,
-        cohort.clients,
-        status=_in_order(cohort, status, None),
-        metrics={signal: _in_order(cohort, values, np.nan) for signal, values in metrics.items()},
-        kept=_in_order(cohort, kept, True),
-    )
-
-
-def _in_order(cohort: Cohort, values: Any, default: Any) -> Any:
-    """Return one value, or row, per client of the cohort; ``default`` for a client that a mapping leaves out."""
-    return [values.get(name, default) for name in cohort.names] if isinstance(values, Mapping) else values
+        columns["status"] = [{**usual, **(status or {})}[name] for name in cohort.names]
+    status, kept = columns.pop("status", None), columns.pop("kept", None)
+    metrics = {_signal_of(name): values for name, values in columns.items()}
+    return RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics, kept=kept)
 
 
 def _signal_of(keyword: str) -> Signal:
@@ -190,14 +180,12 @@ def _keyword_of(signal: Signal) -> str:
 
 def check_size(size: int | None, n: int) -> int | None:
     """Return a cohort size between 1 and ``n``, or None."""
-    if size is None:
-        return None
-    if integer(size, "The cohort size", least=1) > n:
+    if size is not None and integer(size, "The cohort size", least=1) > n:
         raise InputError(
             f"The cohort size must not exceed the federation's {n} clients. Got {size}.",
             hint="size=None asks for all available clients",
         )
-    return int(size)
+    return None if size is None else int(size)
 
 
 def check_signals(
@@ -246,110 +234,74 @@ def fitting(
 
 def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
     """Raise a SelectorError if a cohort breaks the protocol."""
-    name = selector_name(selector)
+
+    def wrong(text: str, hint: str | None = None) -> SelectorError:
+        return SelectorError(f"The selector {selector_name(selector)} {text}.", hint=hint)
+
     if not isinstance(cohort, Cohort):
-        raise SelectorError(f"The selector {name} must return a Cohort and its state. Got {short_repr(cohort)}.")
-    _check_picks(name, cohort, slate)
-    _check_amounts(name, cohort)
+        raise wrong(f"must return a Cohort and its state. Got {short_repr(cohort)}")
+    picked = cohort.clients
+    if len(picked) > slate.size:
+        raise wrong(f"picked {len(picked)} clients where {slate.size} were asked for")
+    if len(set(picked.tolist()) if len(picked) < _FEW else np.unique(picked)) != len(picked):
+        raise wrong(f"picked a client more than once: {picked.tolist()}")
+    # Candidates are sorted; building a set of a million would take longer than most selectors.
+    at = slate.candidates.searchsorted(picked)
+    if (slate.candidates.take(at, mode="clip") != picked).any():
+        raise wrong(f"picked clients that are not candidates: {picked.tolist()}")
+    waits = slate.busy is not None and len(slate.busy) > 0  # one by one, a place may wait for a busy client
+    if not len(picked) and cohort.stop is None and not waits:
+        raise wrong(f"picked none of {len(slate.candidates)} candidates and gave no reason to stop")
+    for name, values, most in (("weights", cohort.weights, np.inf), ("work", cohort.work, MAX_WORK)):
+        if values is None:
+            continue
+        if values.shape != picked.shape or not (np.isfinite(values) & (values >= 0) & (values <= most)).all():
+            raise wrong(f"must give one finite '{name}' from 0 to {most:,} per picked client. Got {values!r}")
     # A journal holds no lone surrogates.
     stop = cohort.stop
     if stop is not None and not (isinstance(stop, str) and stop == stop.encode(errors="replace").decode()):
-        raise SelectorError(f"The selector {name} must say in words why it stops. Got {short_repr(cohort.stop)}.")
+        raise wrong(f"must say in words why it stops. Got {short_repr(stop)}")
     if cohort.score is not None or cohort.parts:
-        _check_scores(name, cohort)
+        candidates = cohort.candidates
+        hint = "name the candidates: Cohort(..., candidates=slate.candidates, score=...)"
+        if not isinstance(candidates, np.ndarray) or candidates.ndim != 1 or candidates.dtype.kind not in "iu":
+            raise wrong(f"must name the candidates that its scores are about. Got {short_repr(candidates)}", hint)
+        for part, values in {"score": cohort.score, **cohort.parts}.items():
+            if values is None and part == "score":
+                continue
+            try:
+                column = np.asarray(values)
+                fits = column.shape == candidates.shape and column.dtype.kind in "biuf" and isinstance(part, str)
+            except Exception:  # a foreign object may raise anything
+                fits = False
+            if not fits:
+                text = (
+                    f"must give {short_repr(part)} as one number for each of the cohort's {len(candidates)} candidates"
+                )
+                raise wrong(f"{text}. Got {short_repr(values)}", hint)
     if cohort.notes and not all(type(k) is str and type(v) in _PLAIN for k, v in cohort.notes.items()):
         try:
             as_json(dict(cohort.notes), "Its notes")
         except Exception as error:  # the repr of a foreign object may raise anything
-            raise SelectorError(
-                f"The selector {name} must note strings and numbers. Got {short_repr(dict(cohort.notes))}."
-            ) from error
-
-
-def _check_scores(name: str, cohort: Cohort) -> None:
-    """Check that the score and its parts are numbers, one for each of the cohort's candidates."""
-    candidates = cohort.candidates
-    if not isinstance(candidates, np.ndarray) or candidates.ndim != 1 or candidates.dtype.kind not in "iu":
-        raise SelectorError(
-            f"The selector {name} must name the candidates that its scores are about. Got {short_repr(candidates)}.",
-            hint="name the candidates: Cohort(..., candidates=slate.candidates, score=...)",
-        )
-    for part, values in {"score": cohort.score, **cohort.parts}.items():
-        if values is None and part == "score":
-            continue
-        try:
-            column = values if isinstance(values, np.ndarray) else array(values, f"'{part}'")
-        except InputError:
-            column = None
-        fits = column is not None and column.shape == candidates.shape and column.dtype.kind in "biuf"
-        if not fits or not isinstance(part, str):
-            raise SelectorError(
-                f"The selector {name} must give {short_repr(part)} as one number for each of the cohort's "
-                f"{len(candidates)} candidates. Got {short_repr(values)}.",
-                hint="name the candidates: Cohort(..., candidates=slate.candidates, score=...)",
-            )
-
-
-def _check_picks(name: str, cohort: Cohort, slate: Slate) -> None:
-    """Check that the picks are candidates, unique, and not more than the slate asks for."""
-    picked = cohort.clients
-    if picked.ndim != 1:
-        raise SelectorError(f"The selector {name} must return a list of clients. Got shape {picked.shape}.")
-    if len(picked) > slate.size:
-        raise SelectorError(f"The selector {name} picked {len(picked)} clients where {slate.size} were asked for.")
-    if len(set(picked.tolist()) if len(picked) < _FEW else np.unique(picked)) != len(picked):
-        raise SelectorError(f"The selector {name} picked a client more than once: {picked.tolist()}.")
-    # Candidates are sorted; building a set of a million would take longer than most selectors.
-    at = slate.candidates.searchsorted(picked)
-    if (slate.candidates.take(at, mode="clip") != picked).any():
-        raise SelectorError(f"The selector {name} picked clients that are not candidates: {picked.tolist()}.")
-    waits = slate.busy is not None and len(slate.busy) > 0  # one by one, a place may wait for a busy client
-    if not len(picked) and cohort.stop is None and not waits:
-        raise SelectorError(
-            f"The selector {name} picked none of {len(slate.candidates)} candidates and gave no reason to stop."
-        )
-
-
-def _check_amounts(name: str, cohort: Cohort) -> None:
-    """Check that weights and work are finite numbers of at least 0, one for each pick."""
-    picked = cohort.clients
-    for field in ("weights", "work"):
-        values = getattr(cohort, field)
-        if values is not None and (values.shape != picked.shape or not np.isfinite(values).all() or (values < 0).any()):
-            raise SelectorError(
-                f"The selector {name} must give one finite '{field}' of at least 0 per picked client. Got {values!r}."
-            )
-    if cohort.work is not None and (cohort.work > MAX_WORK).any():
-        raise SelectorError(
-            f"The selector {name} must ask for at most {MAX_WORK:,} times the usual work. Got {cohort.work.max():g}."
-        )
+            raise wrong(f"must note strings and numbers. Got {short_repr(dict(cohort.notes))}") from error
 
 
 def check_query(selector: Selector[Any], query: object, n: int) -> None:
     """Raise a SelectorError for a query that no host could answer."""
+    if query is None:
+        return
     name = selector_name(selector)
-    groups: tuple[IntArray, ...]
-    match query:
-        case None:
-            return
-        case Losses():
-            groups = (query.clients,)
-        case Trial():
-            groups = query.cohorts
-        case _:
-            raise SelectorError(
-                f"The selector {name} must ask with Losses or Trial, or nothing. Got {short_repr(query)}."
-            )
+    groups = query.cohorts if isinstance(query, Trial) else (query.clients,) if isinstance(query, Losses) else ()
     if not groups:
-        raise SelectorError(f"The selector {name} asks for a trial without cohorts.")
+        raise SelectorError(
+            f"The selector {name} must ask with Losses, or a Trial of at least one cohort. Got {short_repr(query)}."
+        )
     for clients in groups:
-        if len(clients) and not 0 <= clients.min() <= clients.max() < n:
+        inside = not len(clients) or 0 <= clients.min() <= clients.max() < n
+        if not inside or len(np.unique(clients)) != len(clients):
             raise SelectorError(
-                f"The selector {name} asks about clients that are not in [0, {n}): {short_repr(clients.tolist())}."
-            )
-        if len(np.unique(clients)) != len(clients):
-            raise SelectorError(
-                f"The selector {name} asks about a client more than once: {short_repr(clients.tolist())}."
+                f"The selector {name} must ask about each client once, and about those in [0, {n}). "
+                f"Got {short_repr(clients.tolist())}."
             )
 
 
@@ -363,45 +315,38 @@ def check_answer(selector: Selector[Any], asked: str, n: int, query: Query | Non
             raise InputError("The selector asked nothing in this round, but got an answer.")
         return
     if answer is None:
-        raise _unanswered(selector, asked, query)
-    if not _is_same_question(query, answer.query):
+        name = selector_name(selector)
+        if isinstance(query, Trial):
+            raise InputError(
+                f"The selector {name} asks for a trial of {len(query.cohorts)} cohorts before it chooses; the answer "
+                "is missing.",
+                hint="call session.query(request), answer it, and pass the Answer to session.ask(request, answer)",
+            )
+        wanted = sorted(query.signals)
+        what = "losses" if wanted == [Signal.LOSS] else " and ".join(f"'{signal}'" for signal in wanted)
+        shown, more = ", ".join(query.names[:_FEW_NAMES]), len(query.clients) - _FEW_NAMES
+        answers = ", ".join(f"{_keyword_of(signal)}={{name: ... for name in query.names}}" for signal in wanted)
+        raise InputError(
+            f"The selector {name} asks for the {what} of some clients before it chooses, now of {len(query.clients)}: "
+            f"{shown}{f' and {more} more' if more > 0 else ''}.",
+            hint=f"query = session.query({asked}); session.ask({asked}, {answers}) with each client's loss of the "
+            "global model",
+        )
+    match query, answer.query:
+        case Losses(), Losses():
+            same = np.array_equal(query.clients, answer.query.clients) and query.signals == answer.query.signals
+        case Trial(), Trial():
+            theirs = answer.query.cohorts
+            same = len(query.cohorts) == len(theirs) and all(map(np.array_equal, query.cohorts, theirs))
+        case _:
+            same = False
+    if not same:
         raise InputError("The answer belongs to a different question than this request's.")
     if isinstance(query, Trial) and answer[Trial.answered_with].shape != (len(query.cohorts), n):
         raise InputError(
             f"The answer to a Trial must give a loss change for every client, shape {(len(query.cohorts), n)}. "
             f"Got {answer[Trial.answered_with].shape}."
         )
-
-
-def _unanswered(selector: Selector[Any], asked: str, query: Query) -> InputError:
-    """Return the error for a question that was not answered, with the line to write."""
-    name = selector_name(selector)
-    if isinstance(query, Trial):
-        return InputError(
-            f"The selector {name} asks for a trial of {len(query.cohorts)} cohorts before it chooses; the answer is "
-            "missing.",
-            hint="call session.query(request), answer it, and pass the Answer to session.ask(request, answer)",
-        )
-    wanted = sorted(query.signals)
-    what = "losses" if wanted == [Signal.LOSS] else " and ".join(f"'{signal}'" for signal in wanted)
-    shown, more = ", ".join(query.names[:_FEW_NAMES]), len(query.clients) - _FEW_NAMES
-    answers = ", ".join(f"{_keyword_of(signal)}={{name: ... for name in query.names}}" for signal in wanted)
-    return InputError(
-        f"The selector {name} asks for the {what} of some clients before it chooses, now of {len(query.clients)}: "
-        f"{shown}{f' and {more} more' if more > 0 else ''}.",
-        hint=f"query = session.query({asked}); session.ask({asked}, {answers}) with each client's loss of the global "
-        "model",
-    )
-
-
-def _is_same_question(query: Query, other: Query) -> bool:
-    match query, other:
-        case Losses(), Losses():
-            return np.array_equal(query.clients, other.clients) and query.signals == other.signals
-        case Trial(), Trial():
-            same_number = len(query.cohorts) == len(other.cohorts)
-            return same_number and all(map(np.array_equal, query.cohorts, other.cohorts))
-    return False
 
 
 def check_report(
@@ -424,10 +369,31 @@ def check_report(
     whole = report.clients is cohort.clients  # as most hosts report, and then all names are right
     clients = cohort.clients if whole else table.indices(report.clients)
     if earlier or not whole:
-        _check_reported(table, cohort, earlier, report.ticket, clients)
+        members = set(cohort.clients.tolist())
+        seen = {client for block in earlier for client in block.clients.tolist()}
+        for c in clients.tolist():
+            if c not in members:
+                raise InputError(
+                    f"The report for ticket {report.ticket} names client {table.name(c)!r}, which was not asked "
+                    f"to train. The cohort is {', '.join(cohort.names[:20])}{', ...' if cohort.size > 20 else ''}."
+                )
+            if c in seen:
+                raise DuplicateReportError(f"Client {table.name(c)!r} was already reported for ticket {report.ticket}.")
+            seen.add(c)
     count = len(clients)
-    status = _statuses(report, count)
-    kept = _kept_mask(report, count)
+    status, kept = np.zeros(count, np.int8), np.ones(count, np.bool_)
+    if report.status is not None:
+        allowed = f"one of {', '.join(f'{int(s)} ({s.name})' for s in Status)} for each of the {count} reported clients"
+        given = array(report.status, "'status'", allowed)
+        known = not given.size or (given.dtype.kind in "iu" and _STATUSES.issuperset(given.ravel().tolist()))
+        if given.shape != (count,) or not known:
+            raise input_error("'status'", allowed, report.status)
+        status = given.astype(np.int8)
+    if report.kept is not None:
+        allowed = f"one bool per reported client, {count}"
+        kept = array(report.kept, "'kept'", allowed).copy()
+        if kept.shape != (count,) or kept.dtype != np.bool_:
+            raise input_error("'kept'", allowed, report.kept)
     if not isinstance(report.metrics, Mapping):
         raise input_error("A report's metrics", "a mapping from signals to numbers", report.metrics)
     columns: dict[str, FloatArray] = {}
@@ -483,96 +449,52 @@ def check_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     for name, value in metrics.items():
         if not isinstance(name, str) or not name.isprintable():
             raise InputError(f"A metric of the model must have a printable name. Got {short_repr(name)}.")
-        clean[name] = None if value is None else _one_number(name, value)
+        number = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0 else value
+        try:
+            if number is not None and not isinstance(number, numbers.Real):
+                raise TypeError
+            clean[name] = None if number is None else float(number)
+        except (TypeError, OverflowError):
+            raise InputError(
+                f"The metric {name!r} of the model must be one number or None. Got {short_repr(value, 40)} "
+                f"({type(value).__name__}).",
+                hint="record several numbers under several names; a tensor's number is tensor.item()",
+            ) from None
     return clean
 
 
-def _one_number(name: str, value: Any) -> float:
-    number = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0 else value
-    if not isinstance(number, numbers.Real):
-        raise InputError(
-            f"The metric {name!r} of the model must be one number or None. Got {short_repr(value)} "
-            f"({type(value).__name__}).",
-            hint="record several numbers under several names; a tensor's number is tensor.item()",
-        )
-    try:
-        return float(number)
-    except OverflowError as error:
-        raise InputError(f"The metric {name!r} of the model is too large a number: {str(value)[:40]}...") from error
-
-
-def _check_reported(
-    table: ClientTable, cohort: Cohort, earlier: Sequence[ReplyBlock], ticket: int, clients: IntArray
-) -> None:
-    """Raise an error for clients that are not in the cohort or that are reported twice."""
-    members = set(cohort.clients.tolist())
-    seen = {client for block in earlier for client in block.clients.tolist()}
-    for c in clients.tolist():
-        if c not in members:
-            raise InputError(
-                f"The report for ticket {ticket} names client {table.name(c)!r}, which was not asked "
-                f"to train. The cohort is {', '.join(cohort.names[:20])}{', ...' if cohort.size > 20 else ''}."
-            )
-        if c in seen:
-            raise DuplicateReportError(f"Client {table.name(c)!r} was already reported for ticket {ticket}.")
-        seen.add(c)
-
-
 def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBlock]) -> FloatArray:
-    """Return a metric as a new array, (count,), or (count, V) if the signal is a vector."""
-    if signal.width is not None:
-        return _row_column(signal, values, count, earlier)
-    column = _numbers(signal, values)
-    if column.shape != (count,):
-        raise InputError(
-            f"The metric '{signal}' must have one number per reported client, {count}. Got {column.shape}."
-        )
-    return column
+    """Return a metric as a new array, (count,), or (count, V) if the signal is a vector.
 
-
-def _row_column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBlock]) -> FloatArray:
-    """Return a metric of rows, (count, V).
-
-    A single NaN stands for a whole row. A row of the wrong length becomes NaN, like any other wrong value of a client.
+    For a vector, a single NaN stands for a whole row. A row of the wrong length becomes NaN, like any other wrong value
+    of a client.
     """
+    what = f"The metric '{signal}'"
+    if signal.width is None:
+        column = _numbers(what, values)
+        if column.shape != (count,):
+            raise InputError(f"{what} must have one number per reported client, {count}. Got {column.shape}.")
+        return column
     listed = isinstance(values, (Sequence, np.ndarray)) and not isinstance(values, str)
-    if not listed or getattr(values, "ndim", 1) == 0:
-        raise InputError(f"The metric '{signal}' must have one row of numbers per client. Got {short_repr(values)}.")
-    rows = [np.atleast_1d(_numbers(signal, row)) for row in values]
-    if len(rows) != count or any(row.ndim != 1 for row in rows):
-        raise InputError(
-            f"The metric '{signal}' must have one row of numbers per reported client, {count}. "
-            f"Got shapes {[row.shape for row in rows]}."
-        )
-    width = _row_width(signal, rows, earlier)
-    column = np.full((count, width), np.nan)
-    for i, row in enumerate(rows):
-        if len(row) == width:
-            column[i] = row
-    return column
-
-
-def _row_width(signal: Signal, rows: Sequence[FloatArray], earlier: Sequence[ReplyBlock]) -> int:
-    """Return the length of a vector: that of ``earlier`` reports of the round, of the signal, or of most rows."""
-    # One client that sends a row of another length must not invalidate those of all others.
+    rows = [np.atleast_1d(_numbers(what, row)) for row in values] if listed and getattr(values, "ndim", 1) else None
+    if rows is None or len(rows) != count or any(row.ndim != 1 for row in rows):
+        got = short_repr(values) if rows is None else f"shapes {[row.shape for row in rows]}"
+        raise InputError(f"{what} must have one row of numbers per reported client, {count}. Got {got}.")
+    # One client that sends a row of another length must not invalidate those of all others: earlier reports of the
+    # round decide, or the signal, or most rows.
     widths = Counter(len(row) for row in rows if np.isfinite(row).all())
-    column = next((block.metrics[signal.name] for block in earlier if signal.name in block.metrics), None)
-    if column is not None:
-        width = int(column.shape[1])
-    elif isinstance(signal.width, int):
-        width = signal.width
-    else:
+    before = next((block.metrics[signal.name] for block in earlier if signal.name in block.metrics), None)
+    width = signal.width if before is None else int(before.shape[1])
+    if width == "classes":
         width = widths.most_common(1)[0][0] if widths else 1
     if widths and width not in widths:
-        raise InputError(
-            f"The metric '{signal}' must have rows of {width} numbers. Got rows of {', '.join(map(str, widths))}."
-        )
-    return width
+        raise InputError(f"{what} must have rows of {width} numbers. Got rows of {', '.join(map(str, widths))}.")
+    return np.array([row if len(row) == width else np.full(width, np.nan) for row in rows]).reshape(count, width)
 
 
-def _numbers(signal: Signal, values: Any) -> FloatArray:
+def _numbers(what: str, values: Any) -> FloatArray:
     """Return reported values as a new array of floats."""
-    what, allowed = f"The metric '{signal}'", "numbers, one per client"
+    allowed = "numbers, one per client"
     raw = array(values, what, allowed)
     if raw.dtype.kind in "cmM":
         raise input_error(what, allowed, values)
@@ -580,28 +502,3 @@ def _numbers(signal: Signal, values: Any) -> FloatArray:
         return np.array(raw, np.float64)  # None becomes NaN
     except (TypeError, ValueError, OverflowError):
         raise input_error(what, allowed, values) from None
-
-
-def _kept_mask(report: RoundReport, count: int) -> BoolArray:
-    """Return a new (count,) mask of the models that were kept."""
-    if report.kept is None:
-        return np.ones(count, np.bool_)
-    allowed = f"one bool per reported client, {count}"
-    kept = array(report.kept, "'kept'", allowed).copy()
-    if kept.shape != (count,) or kept.dtype != np.bool_:
-        raise input_error("'kept'", allowed, report.kept)
-    return kept
-
-
-def _statuses(report: RoundReport, count: int) -> AnyArray:
-    """Return a new (count,) array of statuses."""
-    if report.status is None:
-        return np.zeros(count, np.int8)
-    raw = array(report.status, "'status'", "one Status per reported client")
-    status = raw.astype(np.int64) if raw.dtype.kind in "iu" else np.empty(0, np.int64)
-    if status.shape != (count,) or not _STATUSES.issuperset(status.tolist()):
-        raise InputError(
-            f"'status' must be one of {', '.join(f'{int(s)} ({s.name})' for s in Status)} for each of the "
-            f"{count} reported clients. Got {short_repr(report.status)}."
-        )
-    return status.astype(np.int8)
