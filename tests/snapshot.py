@@ -25,9 +25,9 @@ def session_state(session: Session) -> Plain:
     """Return everything that decides what a session does next; a reopened session has the same."""
     running = (session._primary, *session._shadows.running.values())
     return {
-        "round": (session.round, session._turn.attempt, session._turn.ticket),
+        "round": (session.round, session._next.attempt, session._next.ticket),
         "pending": [
-            (*_cohort(item.cohort), [_replies(block) for block in item.replies]) for item in session._pending.items
+            (*_cohort(item.cohort), [_replies(block) for block in item.replies]) for item in session._pending.values()
         ],
         "states": {one.name: _state(one.state) for one in running},
         "members": session.active.tolist(),

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from fedcohort.audit.choices import audit_journal
-from fedcohort.audit.replay import check as replay
+from fedcohort.audit.replay import replay_journal
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import FedcohortError, InputError, SignalError
 from fedcohort.core.protocol import RoundReport, Status
@@ -79,7 +79,7 @@ def test_the_shadow_chooses_after_its_rounds_and_its_picks_are_on_record(tmp_pat
         assert picked == list(range(3, 13))
     with closing(read_journal(tmp_path / "j")) as record:
         assert audit_journal(tmp_path / "j").problem is None
-        assert replay(record).problem is None
+        assert replay_journal(record).problem is None
 
 
 def test_a_watched_shadow_never_chooses(tmp_path):

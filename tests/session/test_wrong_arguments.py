@@ -175,7 +175,7 @@ BUGS = {
         lambda s, c: s.join(fedcohort.ClientTable(names=["new"], sizes=[1])),
     ),
     "forget": ("fedcohort.session.session.erase", lambda s, c: s.forget("ben")),
-    "change_selector": ("fedcohort.session.session.fitting", lambda s, c: s.change_selector("all")),
+    "change_selector": ("fedcohort.session.validation.fitting", lambda s, c: s.change_selector("all")),
 }
 
 

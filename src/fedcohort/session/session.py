@@ -15,9 +15,9 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,74 +30,38 @@ from fedcohort.core.selector_spec import describe, rebuild_selector, selector_na
 from fedcohort.core.signals import Signal
 from fedcohort.core.validate import boolean, instance, integer, mapping, one_of, text
 from fedcohort.core.validate import path as check_path
-from fedcohort.journal import CohortRow, Journal, ReplyBlock, is_blank
+from fedcohort.journal import CohortRow, Journal, ReplyBlock, events, is_blank
 from fedcohort.journal.codec import state_fields
 from fedcohort.journal.database import Commit
-from fedcohort.journal.events import (
-    ABANDONED,
-    ATTRIBUTES,
-    CHANGED,
-    EXCLUDED,
-    FACTS,
-    FORGOTTEN,
-    JOINED,
-    LEFT,
-    NEW_MODEL,
-    PRUNED,
-    RECOVERED,
-    REJOINED,
-    SELECTOR,
-    SHADOW,
-)  # fmt: skip
 from fedcohort.journal.lock import check_journal_path
 from fedcohort.journal.maintenance import Eraser, blocked_names, erase
 from fedcohort.journal.presence import Presence
 from fedcohort.journal.savepoint import Savepoint, rewind
 from fedcohort.journal.scores import pack_scores
 from fedcohort.journal.signing import Signer
-from fedcohort.session import resume_check
+from fedcohort.session import validation
 from fedcohort.session.coverage import Coverage, CoverageMonitor
 from fedcohort.session.explain import Explanation, explain_round, recorded_scores
 from fedcohort.session.expressions import Attributes, plain_attributes
 from fedcohort.session.members import Membership
-from fedcohort.session.outcomes import in_cohort_order
-from fedcohort.session.pending import PendingCohort, PendingCohorts
+from fedcohort.session.pending import PendingCohort, in_cohort_order, pending_cohorts
 from fedcohort.session.referee import Eligibility, Referee
-from fedcohort.session.resume import next_round, referee_from
+from fedcohort.session.resume import CLIENT_DIGESTS, NextCohort, check_same, client_digests, next_round, referee_from
 from fedcohort.session.rules import Rules, difference
 from fedcohort.session.shadows import ShadowPick, Shadows, adapt_all, failure_note
 from fedcohort.session.stateful import StatefulSelector
-from fedcohort.session.trial import Trial, trial_of
-from fedcohort.session.turn import Turn
-from fedcohort.session.validation import (
-    answer_of,
-    as_request,
-    as_selector,
-    as_shadows,
-    as_signals,
-    as_table,
-    check_answer,
-    check_late,
-    check_numbers,
-    check_one_at_a_time,
-    check_report,
-    check_signals,
-    check_size,
-    fitting,
-    report_of,
-)
+from fedcohort.session.trial import ShadowTrial, trial_of
 
 log = logging.getLogger(__name__)
 _NOBODY = np.empty(0, np.int64)
 _SESSION_EVENTS = frozenset({
-    ABANDONED, CHANGED, SELECTOR, EXCLUDED, FORGOTTEN, RECOVERED, SHADOW,
-    PRUNED, JOINED, LEFT, REJOINED, FACTS, ATTRIBUTES, NEW_MODEL,
+    events.ABANDONED, events.ATTRIBUTES, events.CHANGED, events.EXCLUDED, events.FACTS, events.FORGOTTEN, events.JOINED,
+    events.LEFT, events.NEW_MODEL, events.PRUNED, events.RECOVERED, events.REJOINED, events.SELECTOR, events.SHADOW,
 })  # fmt: skip
 """Kinds of events that a continued session reads; a host's notes must have other kinds."""
 
 
-@dataclass(slots=True)
-class _PreparedRequest:
+class _PreparedRequest(NamedTuple):
     """A request with its slate and query, kept between ``query`` and ``ask``."""
 
     request: RoundRequest
@@ -162,50 +126,50 @@ class Session:
         sign: str | Path | None = None,
         asynchronous: bool = False,
     ) -> None:
-        path = None if journal is None else check_journal_path(journal)
-        clients = as_table(clients)
-        turn = Turn(integer(seed, "'seed'", least=0), asynchronous=boolean(asynchronous, "'asynchronous'"))
         # Everything is checked before the journal's file is created, so a mistake leaves nothing behind.
-        supplied = None if signals is None else as_signals(signals)
+        path = None if journal is None else check_journal_path(journal)
+        clients = validation.as_table(clients)
+        first = NextCohort(integer(seed, "'seed'", least=0), asynchronous=boolean(asynchronous, "'asynchronous'"))
+        supplied = None if signals is None else validation.as_signals(signals)
         _check_options(rules, commit, sign)
         boolean(audit, "'audit'")
         selector, watching = adapt_all(
-            as_selector(selector), {} if shadows is None else as_shadows(shadows), clients, supplied
+            validation.as_selector(selector),
+            {} if shadows is None else validation.as_shadows(shadows),
+            clients,
+            supplied,
         )
-        check_signals(selector, clients, supplied)
-        check_one_at_a_time(turn.asynchronous, selector)
+        validation.check_usable(selector, clients, supplied, first.asynchronous)
         for name, shadow in watching.items():
-            check_signals(shadow, clients, None, f"shadow {name!r}")
-            check_one_at_a_time(turn.asynchronous, shadow)
-        primary = StatefulSelector.initial(selector, clients, turn.seed)
+            validation.check_usable(shadow, clients, None, first.asynchronous, f"shadow {name!r}")
+        primary = StatefulSelector.initial(selector, clients, first.seed)
         running: dict[str, StatefulSelector] = {}
         failed: dict[str, str] = {}
         for name, shadow in watching.items():
             try:
-                running[name] = StatefulSelector.initial(shadow, clients, turn.seed, name)
+                running[name] = StatefulSelector.initial(shadow, clients, first.seed, name)
             except SelectorError as error:  # an error in a shadow must not stop the session
                 failed[name] = failure_note(error)
+        self._referee = None if rules is None else Referee(rules, clients)
+        self._monitor = CoverageMonitor(selector_name(selector), clients.n, quiet=commit == "manual")
         meta = {
-            "seed": turn.seed,
+            "seed": first.seed,
             "selector": describe(primary.selector),
             "shadows": Shadows(running).specs,
             "signals": None if supplied is None else sorted(s.name for s in supplied),
             "rules": None if rules is None else rules.to_dict(),
             "host": None,
             "audit": bool(audit),
-            "asynchronous": turn.asynchronous,
-            resume_check.CLIENTS: None if path is None else resume_check.digests(clients),
+            "asynchronous": first.asynchronous,
+            CLIENT_DIGESTS: None if path is None else client_digests(clients),
         }
-        self._referee = None if rules is None else Referee(rules, clients)
-        self._monitor = CoverageMonitor(selector_name(selector), clients.n, quiet=commit == "manual")
-        # All arguments have been checked by now, so an error in them leaves no journal on disk.
         record = Journal.create(path, meta, commit, sign=_signer(sign))
         with _closed_on_error(record):
-            self._assemble(record, turn, supplied, Membership.of(clients), primary, Shadows(running), PendingCohorts())
+            self._assemble(record, first, supplied, Membership.of(clients), primary, Shadows(running), {})
             record.set_table(self.table, self.active)
             self._save_states(primary, self._shadows)
             if rules is not None:
-                record.add_event(CHANGED, {"round": 0, "ticket": 0, "rules": rules.to_dict()})
+                record.add_event(events.CHANGED, {"round": 0, "ticket": 0, "rules": rules.to_dict()})
             record.finish_creation()  # ends the first transaction; the file appears
             for name, reason in failed.items():
                 self._drop_shadow(name, "failed", reason)
@@ -213,16 +177,16 @@ class Session:
     def _assemble(
         self,
         journal: Journal,
-        turn: Turn,
+        following: NextCohort,
         signals: frozenset[Signal] | None,
         members: Membership,
         primary: StatefulSelector,
         shadows: Shadows,
-        pending: PendingCohorts,
+        pending: dict[int, PendingCohort],
         host_state: Any = None,
     ) -> None:
         self._journal = journal
-        self._turn = turn
+        self._next = following
         self._signals = signals
         self._members = members
         self._changes = 0
@@ -232,7 +196,7 @@ class Session:
         self._host_state = host_state
         self._prepared: _PreparedRequest | None = None
         self._trial = trial_of(journal)
-        self._changed_at = max((int(body.get("ticket", 0)) for body in journal.events(SELECTOR)), default=0)
+        self._changed_at = max((int(body.get("ticket", 0)) for body in journal.events(events.SELECTOR)), default=0)
 
     # -- continuing -------------------------------------------------------------------------------------------------
 
@@ -269,8 +233,8 @@ class Session:
         """
         path = check_journal_path(path)
         _check_options(rules, commit, sign)
-        selector = None if selector is None else as_selector(selector)
-        wanted = None if shadows is None else as_shadows(shadows)
+        selector = None if selector is None else validation.as_selector(selector)
+        wanted = None if shadows is None else validation.as_shadows(shadows)
         if at is not None:
             instance(at, Savepoint, "'at'")
         journal = Journal.open(path, commit, sign=_signer(sign))
@@ -299,20 +263,24 @@ class Session:
         signals = None if meta["signals"] is None else frozenset(map(Signal.by_name, meta["signals"]))
         members = Membership(*journal.table())
         adapted = None if selector is None else adapt_all(selector, {}, members.table, signals)[0]
-        changes = journal.events(SELECTOR)
+        changes = journal.events(events.SELECTOR)
         rebuilt = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], adapted, journal.path)
         primary = StatefulSelector.from_state(rebuilt, members.table, seed, journal)
-        pending = PendingCohorts.from_journal(journal, members.table)
+        following, pending = NextCohort.from_journal(journal, seed), pending_cohorts(journal, members.table)
         # Everything comes from the journal, except selectors' code: from the caller or the registry.
         self = object.__new__(cls)  # the constructor would start a new journal
         self._referee = None
-        self._assemble(
-            journal, Turn.from_journal(journal, seed), signals, members, primary, Shadows(), pending, meta["host"]
-        )
+        self._assemble(journal, following, signals, members, primary, Shadows(), pending, meta["host"])
         self._resume_shadows(selector, shadows)
-        self._resume_rules(rules)
+        before = None if meta.get("rules") is None else Rules(**meta["rules"])
+        if before is not None:
+            self._referee = referee_from(before, journal)
+        if rules is not None:
+            self.set_rules(rules)
+        elif before is not None and before != Rules():
+            log.info("the rules of the journal stay in force: %r; rules=Rules() drops them", before)
         self._monitor = CoverageMonitor(selector_name(rebuilt), self.table.n, journal.picks(), quiet=quiet)
-        if self.asynchronous or not self._pending.items:
+        if self.asynchronous or not self._pending:
             self._end_trial()
         return self
 
@@ -350,23 +318,11 @@ class Session:
             self._drop_shadow(name, event, reason)
         for name, shadow in (shadows or {}).items():
             if name not in self._shadows.running:
-                check_signals(shadow, self.table, None, f"shadow {name!r}")
                 try:
                     self.add_shadow(name, shadow)
                 except SelectorError as error:  # it may have failed before, and learns from the same rounds now
                     self._drop_shadow(name, "failed", failure_note(error))
         self._shadows = Shadows(self._shadows.running, meta.get("blind", {}))
-
-    def _resume_rules(self, rules: Rules | None) -> None:
-        """Continue with the journal's rules or with new ones, and with the participations so far."""
-        recorded = self.journal.meta().get("rules")
-        before = None if recorded is None else Rules(**recorded)
-        if before is not None:
-            self._referee = referee_from(before, self.journal)
-        if rules is not None:
-            self.set_rules(rules)
-        elif before is not None and before != Rules():
-            log.info("the rules of the journal stay in force: %r; rules=Rules() drops them", before)
 
     @classmethod
     def open_or_create(
@@ -390,28 +346,26 @@ class Session:
         """
         path = check_journal_path(path)
         _check_options(rules, commit, sign)
-        selector, clients = as_selector(selector), as_table(clients)
-        supplied = None if signals is None else as_signals(signals)
-        wanted = None if shadows is None else as_shadows(shadows)
         if is_blank(path):
             return cls(
                 selector,
                 clients,
                 seed=seed,
-                signals=supplied,
+                signals=signals,
                 journal=path,
-                shadows=wanted,
+                shadows=shadows,
                 rules=rules,
                 commit=commit,
                 audit=audit,
                 sign=sign,
                 asynchronous=asynchronous,
             )
+        selector, clients = validation.as_selector(selector), validation.as_table(clients)
+        supplied = None if signals is None else validation.as_signals(signals)
+        wanted = None if shadows is None else validation.as_shadows(shadows)
         journal = Journal.open(path, commit, sign=_signer(sign))
         with _closed_on_error(journal):
-            resume_check.check_same(
-                journal, seed=seed, clients=clients, signals=supplied, audit=audit, asynchronous=asynchronous
-            )
+            check_same(journal, seed=seed, clients=clients, signals=supplied, audit=audit, asynchronous=asynchronous)
             return cls._continue_from(journal, selector, wanted, rules, quiet=commit == "manual")
 
     def __repr__(self) -> str:
@@ -486,22 +440,22 @@ class Session:
     @property
     def round(self) -> int:
         """The number of the next round, from 0; in an asynchronous session, the number of the newest model."""
-        return self._turn.round
+        return self._next.round
 
     @property
     def asynchronous(self) -> bool:
         """Whether clients are asked for one by one, and rounds are global models."""
-        return self._turn.asynchronous
+        return self._next.asynchronous
 
     @property
     def seed(self) -> int:
         """The seed of all random streams."""
-        return self._turn.seed
+        return self._next.seed
 
     @property
     def pending(self) -> tuple[Cohort, ...]:
         """Cohorts without a complete report, oldest first; after a crash the host trains or abandons them."""
-        return tuple(item.cohort for item in self._pending.items)
+        return tuple(item.cohort for item in self._pending.values())
 
     @property
     def host_state(self) -> Any:
@@ -518,7 +472,7 @@ class Session:
         running = (self._primary, *self._shadows.running.values())
         return Savepoint(
             *self.journal.newest(),
-            pending=self._pending.tickets,
+            pending=tuple(self._pending),
             host=self._host_state,
             attributes=self.journal.attributes(),
             shadows=self._shadows.specs,
@@ -538,7 +492,7 @@ class Session:
 
     def eligibility(self, request: RoundRequest | int | None) -> Eligibility | None:
         """Return which clients the rules exclude and demand for a request; None without rules. Changes nothing."""
-        return self._prepare(as_request(request)).eligibility
+        return self._prepare(validation.as_request(request)).eligibility
 
     def query(self, request: RoundRequest | int | None) -> Query | None:
         """Return the selector's question before it chooses, or None. Changes nothing.
@@ -546,7 +500,7 @@ class Session:
         A question for losses has the clients to ask as indices (``query.clients``) and as ``query.names``.
         """
         self._prepared = None
-        return self._prepare(as_request(request)).query
+        return self._prepare(validation.as_request(request)).query
 
     def ask(self, request: RoundRequest | int | None, answer: Answer | None = None, **answers: Any) -> Cohort:
         """Choose and record the cohort of the next round, and return it.
@@ -563,15 +517,15 @@ class Session:
             ignore it.
         """
         asked = "request" if isinstance(request, RoundRequest) else str(request)
-        request = as_request(request)
+        request = validation.as_request(request)
         if answer is not None:
             instance(answer, Answer, "'answer'", "an Answer")
         prepared = self._prepare(request)
         if answers and answer is None:
-            answer = answer_of(prepared.query, self.table, answers)
-        check_answer(self.selector, asked, self.table.n, prepared.query, answer)
+            answer = validation.answer_of(prepared.query, self.table, answers)
+        validation.check_answer(self.selector, asked, self.table.n, prepared.query, answer)
         # The session changes only after the cohort is recorded, so an error before that leaves it as it was.
-        turn, slate, eligibility = self._turn, prepared.slate, prepared.eligibility
+        here, slate, eligibility = self._next, prepared.slate, prepared.eligibility
         primary, shadows, picks = self._primary, self._shadows, dict[str, ShadowPick]()
         allowed = None if eligibility is None else eligibility.allowed
         if slate is None:
@@ -582,19 +536,19 @@ class Session:
                 cohort = Cohort(_NOBODY, notes={"reason": reason})
         else:
             candidates = slate.candidates if allowed is None else allowed
-            cohort, primary = primary.select(slate, answer, turn.stream(streams.SELECTION))
+            cohort, primary = primary.select(slate, answer, here.stream(streams.SELECTION))
             if request.size is not None and len(candidates) < request.size:
                 short = {"reason": f"{request.size} asked for, {len(candidates)} available"}
                 cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
             if shadows.running:
-                picks = shadows.choose(turn, slate, answer)
+                picks = shadows.choose(here, slate, answer)
                 shadows = shadows.after(picks)
         # The scores explain the selector's choice, so they are taken before the rules add clients.
         scores = recorded_scores(cohort)
         if self._referee is not None and eligibility is not None:
-            cohort = self._referee.apply(cohort, eligibility, request.size, turn.stream(streams.RULES))
+            cohort = self._referee.apply(cohort, eligibility, request.size, here.stream(streams.RULES))
         names = self.table.names_of(cohort.clients)
-        cohort = dataclasses.replace(cohort, round=turn.round, ticket=turn.ticket, names=names)
+        cohort = dataclasses.replace(cohort, round=here.round, ticket=here.ticket, names=names)
         now = time.time()
         row = CohortRow(
             ticket=cohort.ticket,
@@ -625,13 +579,13 @@ class Session:
                 journal.add_exclusions(cohort.ticket, eligibility.codes, eligibility.reasons)
         # The cohort is durable now; the rest brings memory in line with the journal.
         self._primary, self._shadows = primary, shadows
-        self._turn = turn.following()
+        self._next = here.following()
         self._prepared = None
         # Not recorded: the monitor counts again when the session is opened.
         self._monitor.add(cohort.round, cohort.clients, self.active, len(candidates))
         # An empty cohort is closed already: nobody will report.
         if cohort.size:
-            self._pending.add(cohort)
+            self._pending[cohort.ticket] = PendingCohort(cohort, cohort.clients.tolist())
             # Counted when it is asked, because its update may be in a model whatever becomes of the report.
             if self._referee is not None:
                 self._referee.ledger.count_cohort(cohort.round, cohort.clients)
@@ -642,25 +596,25 @@ class Session:
         # belongs to the one that was asked.
         if self._prepared is not None and self._prepared.request is request:
             return self._prepared
-        size = check_size(request.size, self.table.n)
-        busy = self._pending.training
-        if self._turn.asynchronous and size != 1:
+        size = validation.check_size(request.size, self.table.n)
+        busy = np.fromiter(chain.from_iterable(item.clients for item in self._pending.values()), np.int64)
+        if self._next.asynchronous and size != 1:
             raise InputError(f"An asynchronous session asks for one client at a time. Got {size}.")
         candidates = self._members.candidates(request, busy)
         eligibility = None
         if self._referee is not None:
-            eligibility = self._referee.eligibility(self._turn.round, self._turn.ticket, candidates)
+            eligibility = self._referee.eligibility(self._next.round, self._next.ticket, candidates)
             # The rules already picked the clients they demand; the selector fills the other places.
             candidates, size = eligibility.remaining(size)
         slate = None
         query = None
         if len(candidates) and size != 0:
             primary = self._primary
-            at_work = freeze(busy) if self._turn.asynchronous else None
-            slate = primary.slate(self._turn.round, size, candidates, at_work)
+            at_work = freeze(busy) if self._next.asynchronous else None
+            slate = primary.slate(self._next.round, size, candidates, at_work)
             # Selectors that ask nothing need no random stream.
             if type(primary.selector).query is not Selector.query:
-                query = primary.query(slate, self._turn.stream(streams.QUERY))
+                query = primary.query(slate, self._next.stream(streams.QUERY))
                 if isinstance(query, Losses):
                     query = query.with_names(self.table.names_of)
         self._prepared = _PreparedRequest(request, slate, query, eligibility)
@@ -685,7 +639,7 @@ class Session:
         """
         by_keyword = isinstance(report, Cohort)
         if isinstance(report, Cohort):
-            report = report_of(report, outcome)
+            report = validation.report_of(report, outcome)
         elif outcome:
             raise InputError(
                 f"A RoundReport already contains everything; '{next(iter(outcome))}' cannot be passed with it.",
@@ -693,12 +647,18 @@ class Session:
             )
         instance(report, RoundReport, "'report'", "a Cohort or a RoundReport")
         # A closed ticket is not an error: a slow client answers after its round, and that is worth recording.
-        item = self._pending.find(integer(report.ticket, "A report's ticket"))
+        item = self._pending.get(integer(report.ticket, "A report's ticket"))
         if item is None:
-            self._tell_late(report)
+            if not 0 <= report.ticket < self._next.ticket:
+                issued = f"this session has issued 0 to {self._next.ticket - 1}"
+                raise TicketError(f"There is no ticket {report.ticket}; {issued}.")
+            clients = validation.check_late(self.table, self._journal.replies(report.ticket), report)
+            late = ReplyBlock.with_status(report.ticket, time.time(), clients, Status.LATE, late=True)
+            with self._journal.event():
+                self._journal.add_replies(late)
             return
         whole = self._with_staleness(item, report)
-        news = check_report(
+        news = validation.check_report(
             self.selector,
             self.table,
             item.cohort,
@@ -720,12 +680,12 @@ class Session:
 
     def _with_staleness(self, item: PendingCohort, report: RoundReport) -> RoundReport:
         """Add the staleness, which the session itself knows, to a report if anybody may read it."""
-        turn = self._turn
-        if not (turn.asynchronous or Signal.STALENESS in self.selector.requires):
+        here = self._next
+        if not (here.asynchronous or Signal.STALENESS in self.selector.requires):
             return report
         if not isinstance(report.metrics, Mapping):
             return report  # check_report refuses it
-        models = turn.round - item.cohort.round if turn.asynchronous else 0
+        models = here.round - item.cohort.round if here.asynchronous else 0
         given = report.clients is item.cohort.clients  # as most hosts report, and then there is nothing to look up
         clients = item.cohort.clients if given else self.table.indices(report.clients)
         staleness = np.full(len(clients), float(models))
@@ -741,7 +701,7 @@ class Session:
         host : JSON-like, optional
             Anything the host wants to store in the same transaction.
         """
-        if not self._turn.asynchronous:
+        if not self._next.asynchronous:
             raise InputError(
                 "Only asynchronous sessions count new models; in other sessions, every cohort is a round.",
                 hint="Session(..., asynchronous=True)",
@@ -749,14 +709,14 @@ class Session:
         used = [integer(ticket, "A ticket", least=0) for ticket in tickets]
         for ticket in used:
             # Never issued, or still at work.
-            if ticket >= self._turn.ticket or self._pending.find(ticket) is not None:
+            if ticket >= self._next.ticket or ticket in self._pending:
                 raise TicketError(f"Ticket {ticket} has no reply to build a model from.")
         with self._journal.event():
-            self._journal.add_event(NEW_MODEL, {"round": self._turn.round, "tickets": used})
+            self._journal.add_event(events.NEW_MODEL, {"round": self._next.round, "tickets": used})
             self._save_host(host)
         if host is not None:
             self._host_state = host
-        self._turn = self._turn.with_new_model()
+        self._next = dataclasses.replace(self._next, round=self.round + 1, attempt=0)
         self._prepared = None
         self._end_trial()
 
@@ -766,12 +726,15 @@ class Session:
         What was reported so far stays; the other clients are recorded as missing, and the selector learns from that.
         The next cohort gets the round's number, unless another round has been asked for since.
         """
-        integer(ticket, "'ticket'")
         text(reason, "'reason'")
-        self._close(self._pending.get(ticket), [], None, abandoned=reason)
+        if integer(ticket, "'ticket'") not in self._pending:
+            pending = ", ".join(map(str, self._pending)) or "none"
+            raise TicketError(f"Ticket {ticket} is not pending. Pending: {pending}.")
+        self._close(self._pending[ticket], [], None, abandoned=reason)
         # In an asynchronous session a round is a model, and abandoning a client makes none.
-        if not self._turn.asynchronous:
-            self._turn = self._turn.at_round(*next_round(self.journal))
+        if not self._next.asynchronous:
+            round_, attempt = next_round(self.journal)
+            self._next = dataclasses.replace(self._next, round=round_, attempt=attempt)
 
     def _close(self, item: PendingCohort, news: list[ReplyBlock], host: Any, abandoned: str | None = None) -> None:
         """Let every selector learn from a complete round."""
@@ -784,7 +747,7 @@ class Session:
         if cohort.ticket >= self._changed_at or primary.missing_signals(replies) is None:
             primary = primary.learn(cohort, replies)
         shadows, failed = self._shadows.learn(cohort, replies) if self._shadows.running else (self._shadows, {})
-        journal, turn = self._journal, self._turn
+        journal, following = self._journal, self._next
         with journal.event():
             self._add_replies(news)
             journal.close_cohort(cohort.ticket)
@@ -792,16 +755,18 @@ class Session:
             self._record_dropped(failed, shadows)
             if abandoned is not None:
                 # A round is repeated unless another was asked for since. In an asynchronous session it never is.
-                repeats = cohort.round == turn.round - 1 and not turn.asynchronous
+                repeats = cohort.round == following.round - 1 and not following.asynchronous
                 body = {"ticket": cohort.ticket, "round": cohort.round, "reason": abandoned}
-                journal.add_event(ABANDONED, {**body, "asked": turn.ticket, "next": turn.round - repeats})
+                journal.add_event(
+                    events.ABANDONED, {**body, "asked": following.ticket, "next": following.round - repeats}
+                )
             if shadows.running or failed:
                 journal.set_meta("blind", shadows.blind)
             self._save_host(host)
         if host is not None:
             self._host_state = host
         self._primary, self._shadows = primary, shadows
-        self._pending.remove(cohort.ticket)
+        del self._pending[cohort.ticket]
         self._prepared = None
         if self._referee is not None:
             if abandoned is None:
@@ -810,23 +775,12 @@ class Session:
                 self._referee = referee_from(self._referee.rules, self.journal)
         self._end_trial()
 
-    def _tell_late(self, report: RoundReport) -> None:
-        """Record replies that arrive after their round was closed; they change no state."""
-        if not 0 <= report.ticket < self._turn.ticket:
-            raise TicketError(
-                f"There is no ticket {report.ticket}; this session has issued 0 to {self._turn.ticket - 1}."
-            )
-        clients = check_late(self.table, self._journal.replies(report.ticket), report)
-        with self._journal.event():
-            block = ReplyBlock.with_status(report.ticket, time.time(), clients, Status.LATE, late=True)
-            self._journal.add_replies(block)
-
     def record(self, round_: int, metrics: Mapping[str, float | None]) -> None:
         """Record numbers about the global model after ``round_``, for reports and the dashboard (NaN: unknown)."""
         round_ = integer(round_, "'round_'")
         if not 0 <= round_ < self.round:
             raise InputError(f"There is no round {round_} to record numbers for; rounds so far: {self.round}.")
-        values = check_numbers(metrics)
+        values = validation.check_numbers(metrics)
         with self._journal.event():
             self._journal.add_metrics(round_, values)
 
@@ -866,7 +820,7 @@ class Session:
             self._save_states(primary, shadows)
             self._record_dropped(failed, shadows)
             body = {"first": first, "count": members.table.n - first, "round": self.round}
-            self._journal.add_event(JOINED, body)
+            self._journal.add_event(events.JOINED, body)
         self._primary, self._shadows = primary, shadows
         self._monitor.tally.grow(members.table.n)
         self._set_members(members)
@@ -874,18 +828,18 @@ class Session:
     def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Remove clients from the federation; what is known about them is kept in case they return."""
         members, indices = self._members.change(clients, False)
-        self._record_members(members, LEFT, indices)
+        self._record_members(members, events.LEFT, indices)
 
     def rejoin(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Bring back clients that left, with everything learned about them."""
         members, indices = self._members.change(clients, True)
-        self._record_members(members, REJOINED, indices)
+        self._record_members(members, events.REJOINED, indices)
 
     def update_facts(self, table: ClientTable) -> None:
         """Replace facts about the clients (sizes, labels); the clients and the kinds of facts must stay."""
         instance(table, ClientTable, "'table'")
         members = self._members.with_facts(table)
-        self._record_members(members, FACTS, self.table.differing(table))
+        self._record_members(members, events.FACTS, self.table.differing(table))
         self._primary, self._shadows = self._primary.with_table(table), self._shadows.with_table(table)
 
     def forget(self, client: str, *, block: bool = False) -> str:
@@ -920,7 +874,7 @@ class Session:
         self._host_state = meta["host"]
         if self._referee is not None:
             self._referee = referee_from(Rules(**meta["rules"]), self.journal)
-        self._pending = PendingCohorts.from_journal(self.journal, members.table)
+        self._pending = pending_cohorts(self.journal, members.table)
         self._trial = trial_of(self.journal)
         self._set_members(members)
         self.journal.compact()  # deleted rows stay readable in the file until it is rewritten
@@ -963,8 +917,8 @@ class Session:
         referee = referee_from(rules, self.journal)
         with self._journal.event():
             self._journal.set_meta("rules", rules.to_dict())
-            since = {"round": self.round, "ticket": self._turn.ticket, **({} if order is None else {"order": order})}
-            self._journal.add_event(CHANGED, {**since, "rules": rules.to_dict()})
+            since = {"round": self.round, "ticket": self._next.ticket, **({} if order is None else {"order": order})}
+            self._journal.add_event(events.CHANGED, {**since, "rules": rules.to_dict()})
         self._referee, self._prepared = referee, None
         log.info("the rules change from round %d on: %s", self.round, difference(before, rules))
 
@@ -995,23 +949,23 @@ class Session:
         order : str, optional
             The operator's order that this carries out; see :mod:`fedcohort.hosts.orders`.
         """
-        selector = fitting(as_selector(selector), self.table, self._signals, self._turn.asynchronous)
+        selector = validation.fitting(validation.as_selector(selector), self.table, self._signals, self.asynchronous)
         # The stream of the round: going back to a selector must not repeat its first random choices.
         rng = streams.stream(self.seed, streams.INITIALISATION, self.round)
         primary = StatefulSelector.from_outcomes(selector, self.table, self.journal, rng)
         on_trial = [name for name in self.shadows if self._trial is not None and name == self._trial.name]
         shadows = self._shadows.without(on_trial)
-        since = {"round": self.round, "ticket": self._turn.ticket, **({} if order is None else {"order": order})}
+        since = {"round": self.round, "ticket": self._next.ticket, **({} if order is None else {"order": order})}
         with self._journal.event():
             self._journal.drop_state(primary.name)
             self._journal.save_state(primary.name, primary.state)
             self._journal.add_event(
-                SELECTOR, {**since, "from": describe(self.selector), "to": describe(primary.selector)}
+                events.SELECTOR, {**since, "from": describe(self.selector), "to": describe(primary.selector)}
             )
             reason = f"{selector_name(selector)} chooses from round {self.round} on"
             self._record_dropped(dict.fromkeys(on_trial, reason), shadows, "removed")
         self._primary, self._shadows, self._prepared = primary, shadows, None
-        self._changed_at = self._turn.ticket
+        self._changed_at = self._next.ticket
         log.info("from round %d on, %s chooses", self.round, selector_name(selector))
 
     def try_selector(
@@ -1030,20 +984,19 @@ class Session:
         """
         integer(rounds, "'rounds'", least=1)
         boolean(watch, "'watch'")
-        shadow = fitting(as_selector(selector), self.table, self._signals, self._turn.asynchronous)
-        trial = Trial(f"{shadow.name} on trial", self.round + rounds, watch, describe(shadow), order)
+        shadow = validation.fitting(validation.as_selector(selector), self.table, self._signals, self.asynchronous)
+        trial = ShadowTrial(f"{shadow.name} on trial", self.round + rounds, watch, describe(shadow), order)
         if self._trial is not None and self._trial.name in self.shadows:
             self.remove_shadow(self._trial.name)
         self._add_shadow(trial.name, shadow, trial)
 
     def add_shadow(self, name: str, shadow: Selector[Any] | str) -> None:
         """Add a shadow selector; it first learns from the recorded rounds."""
-        shadow = as_shadows({text(name, "'name'"): shadow})[name]
-        check_signals(shadow, self.table, None, f"shadow {name!r}")
-        check_one_at_a_time(self._turn.asynchronous, shadow)
+        shadow = validation.as_shadows({text(name, "'name'"): shadow})[name]
+        validation.check_usable(shadow, self.table, None, self.asynchronous, f"shadow {name!r}")
         self._add_shadow(name, shadow, None)
 
-    def _add_shadow(self, name: str, shadow: Selector[Any], trial: Trial | None) -> None:
+    def _add_shadow(self, name: str, shadow: Selector[Any], trial: ShadowTrial | None) -> None:
         if name in self._shadows.running:
             raise InputError(f"There is already a shadow {name!r}.", hint="remove it first, or choose another name")
         rng = streams.stream(self.seed, f"{streams.INITIALISATION}:{name}", 0)
@@ -1053,7 +1006,7 @@ class Session:
         with self._journal.event():
             self._journal.set_meta("shadows", shadows.specs)
             self._journal.save_state(name, running.state)
-            self._journal.add_event(SHADOW, body if trial is None else {**body, **trial.body()})
+            self._journal.add_event(events.SHADOW, body if trial is None else {**body, **trial.body()})
         self._shadows, self._trial = shadows, trial or self._trial
 
     def _end_trial(self) -> None:
@@ -1098,7 +1051,7 @@ class Session:
             log.log(level, "the shadow selector %r was dropped in round %d: %s", name, self.round, reason)
             self._journal.set_meta("shadows", others.specs)
             self._journal.drop_state(name)
-            self._journal.add_event(SHADOW, {"name": name, "what": what, "round": self.round, "reason": reason})
+            self._journal.add_event(events.SHADOW, {"name": name, "what": what, "round": self.round, "reason": reason})
 
     def _add_replies(self, blocks: Iterable[ReplyBlock]) -> None:
         for block in blocks:

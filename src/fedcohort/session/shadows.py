@@ -22,9 +22,8 @@ from fedcohort.core.signals import Signal
 from fedcohort.journal import ReplyBlock
 from fedcohort.journal.scores import pack_scores
 from fedcohort.session.explain import recorded_scores
-from fedcohort.session.outcomes import answer_from_paid
+from fedcohort.session.resume import NextCohort
 from fedcohort.session.stateful import StatefulSelector
-from fedcohort.session.turn import Turn
 
 _NOBODY = np.empty(0, np.int64)
 
@@ -114,7 +113,7 @@ class Shadows:
         after, failed = self.try_each(lambda shadow: shadow if shadow.name in blind else shadow.learn(cohort, replies))
         return Shadows(after.running, blind), failed
 
-    def choose(self, turn: Turn, slate: Slate, answer: Answer | None) -> dict[str, ShadowPick]:
+    def choose(self, turn: NextCohort, slate: Slate, answer: Answer | None) -> dict[str, ShadowPick]:
         """Return by name what each shadow would pick.
 
         Parameters
@@ -130,7 +129,9 @@ class Shadows:
         """Return the shadows after their choices, without those that failed."""
         return Shadows({name: pick.after for name, pick in picks.items() if not pick.failed}, self.blind)
 
-    def _choose(self, shadow: StatefulSelector, turn: Turn, session_slate: Slate, answer: Answer | None) -> ShadowPick:
+    def _choose(
+        self, shadow: StatefulSelector, turn: NextCohort, session_slate: Slate, answer: Answer | None
+    ) -> ShadowPick:
         if shadow.name in self.blind:
             return ShadowPick(shadow, _NOBODY, None, self.blind[shadow.name])
         try:
@@ -142,8 +143,13 @@ class Shadows:
                 lacking = _unpaid(question, answer)
                 if lacking is not None:
                     return ShadowPick(shadow, _NOBODY, None, lacking)
-                assert isinstance(question, Losses) and answer is not None
-                its_answer = answer_from_paid(question, answer, slate.n)
+                assert isinstance(question, Losses) and answer is not None and isinstance(answer.query, Losses)
+                values = {}
+                for signal in question.signals:
+                    losses = np.full(slate.n, np.nan)
+                    losses[answer.query.clients] = answer[signal]
+                    values[signal] = losses[question.clients]
+                its_answer = Answer(question, values)
             rng = turn.stream(streams.SELECTION, shadow.name)
             cohort, after = shadow.select(slate, its_answer, rng)
         except SelectorError as error:  # an error in a shadow must not stop the session

@@ -9,15 +9,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedcohort.core import rng as streams
-from fedcohort.core.arrays import IntArray
+from fedcohort.core.arrays import FloatArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import FedcohortError, SelectorError
-from fedcohort.core.protocol import Answer, Cohort, Query, Selector, Slate, Status, is_per_client
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Query, Selector, Slate, Status, is_per_client
 from fedcohort.core.selector_spec import selector_name
+from fedcohort.core.signals import Signal
 from fedcohort.core.text import error_place, error_text
 from fedcohort.journal import Journal, ReplyBlock
 from fedcohort.journal.codec import freeze_state
-from fedcohort.session.outcomes import in_cohort_order, outcome_for
+from fedcohort.session.pending import in_cohort_order
 from fedcohort.session.validation import check_cohort, check_query
 
 T = TypeVar("T")
@@ -121,9 +122,12 @@ class StatefulSelector:
 
     def select(self, slate: Slate, answer: Answer | None, rng: np.random.Generator) -> tuple[Cohort, StatefulSelector]:
         """Return the selector's cohort, and the selector after its choice."""
-        cohort, state = _call(
-            self.selector, slate.round, lambda: _pair(self.selector.select(self.state, slate, answer, rng))
-        )
+
+        def choose() -> tuple[Cohort, Any]:
+            cohort, state = self.selector.select(self.state, slate, answer, rng)  # it must return both
+            return cohort, state
+
+        cohort, state = _call(self.selector, slate.round, choose)
         check_cohort(self.selector, cohort, slate)
         return cohort, self.with_state(freeze_state(state, slate.n))
 
@@ -136,7 +140,18 @@ class StatefulSelector:
 
     def learn(self, cohort: Cohort, replies: ReplyBlock) -> StatefulSelector:
         """Return the selector after a complete round."""
-        outcome = outcome_for(self.selector, self.granted, cohort, replies)
+        requires, status = self.selector.requires, replies.status
+        metrics: dict[Signal, FloatArray] = {}
+        ok = status == Status.OK
+        for signal in [signal for signal in requires if signal.reported]:
+            column = replies.metrics.get(signal.name)
+            if column is None:  # the number of classes is not known here, but there is at least one
+                column = np.full(cohort.size if signal.width is None else (cohort.size, signal.numbers(1)), np.nan)
+            # A client whose reply lacks a number, for example because it was forgotten since, counts as invalid.
+            elif (invalid := ok & ~np.isfinite(column.reshape(cohort.size, -1)).all(axis=1)).any():
+                status = freeze(np.where(invalid, np.int8(Status.INVALID), status))
+            metrics[signal] = freeze(np.where(ok if column.ndim == 1 else ok[:, None], column, np.nan))
+        outcome = Outcome(cohort.round, cohort.clients, status, self.granted, replies.kept, metrics, requires)
         state = _call(self.selector, cohort.round, lambda: self.selector.update(self.state, outcome))
         return self.with_state(freeze_state(state, self.granted.n))
 
@@ -168,11 +183,6 @@ def _first_state(selector: Selector[Any], table: ClientTable, rng: np.random.Gen
     """Return the selector's state before the first round."""
     granted = table.granting(selector.requires)
     return _call(selector, None, lambda: selector.init(granted, rng))
-
-
-def _pair(result: Any) -> tuple[Any, Any]:
-    cohort, state = result  # within the selector's own code: it must return both
-    return cohort, state
 
 
 def _call(selector: Selector[Any], round_: int | None, step: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ from fedcohort.journal.events import SHADOW
 
 
 @dataclass(frozen=True)
-class Trial:
+class ShadowTrial:
     """What the event of a shadow on trial says beside its name.
 
     Attributes
@@ -38,9 +38,9 @@ class Trial:
         return {key: value for key, value in asdict(self).items() if key != "name" and value is not None}
 
 
-def trial_of(journal: Journal) -> Trial | None:
+def trial_of(journal: Journal) -> ShadowTrial | None:
     """Return the newest trial in a journal, over or not."""
     body = next((body for body in reversed(journal.events(SHADOW)) if "until" in body), None)
     if body is None:
         return None
-    return Trial(body["name"], int(body["until"]), bool(body["watch"]), body["selector"], body.get("order"))
+    return ShadowTrial(body["name"], int(body["until"]), bool(body["watch"]), body["selector"], body.get("order"))

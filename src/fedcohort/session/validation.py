@@ -227,9 +227,20 @@ def fitting(
 ) -> Selector[Any]:
     """Return a selector adapted to a session that has begun; raise an error if the session cannot have it."""
     selector = selector.adapt(clients.signals | (signals or frozenset()))
-    check_signals(selector, clients, signals)
-    check_one_at_a_time(asynchronous, selector)
+    check_usable(selector, clients, signals, asynchronous)
     return selector
+
+
+def check_usable(
+    selector: Selector[Any],
+    clients: ClientTable,
+    signals: frozenset[Signal] | None,
+    asynchronous: bool,
+    label: str = "selector",
+) -> None:
+    """Raise an error for a selector that lacks a signal, or cannot choose one client at a time if it must."""
+    check_signals(selector, clients, signals, label)
+    check_one_at_a_time(asynchronous, selector)
 
 
 def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
@@ -476,7 +487,7 @@ def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBloc
             raise InputError(f"{what} must have one number per reported client, {count}. Got {column.shape}.")
         return column
     listed = isinstance(values, (Sequence, np.ndarray)) and not isinstance(values, str)
-    rows = [np.atleast_1d(_numbers(what, row)) for row in values] if listed and getattr(values, "ndim", 1) else None
+    rows = [np.atleast_1d(_numbers(what, row)) for row in values] if listed and getattr(values, "ndim", 1) > 0 else None
     if rows is None or len(rows) != count or any(row.ndim != 1 for row in rows):
         got = short_repr(values) if rows is None else f"shapes {[row.shape for row in rows]}"
         raise InputError(f"{what} must have one row of numbers per reported client, {count}. Got {got}.")
