@@ -117,9 +117,13 @@ def ways(model: str, sample: tuple[int, ...], store: Store, local: LocalTraining
         "ieee": program(Ieee),
         "wide": program(Wide),
         "operators": program(Operators),
-        "vmap": None if flat.stateful else program(FunctionalNet),
+        "vmap": program(FunctionalNet),
         "loop": loop,
     }
+
+
+def _table(jobs: Jobs, store: Store, local: LocalTraining) -> JobTable:
+    return JobTable.of(jobs, store.spans(jobs.run, jobs.federation, jobs.client), store, local)
 
 
 # -- the jobs --------------------------------------------------------------------------------------------------------
@@ -177,7 +181,7 @@ def fmnist(device: torch.device, rounds: int, runs: int) -> None:
     # Where a round's time goes.
     clients = generator.permutation(100)[:10]
     jobs = Jobs(zeros[:10], zeros[:10], clients, zeros[:10], zeros[:10])
-    table = JobTable.of(jobs, engine.store, local)
+    table = _table(jobs, engine.store, local)
     began = time.perf_counter()
     slots = np.empty(20 * 10 * 64, np.int64)
     for _ in range(50):
@@ -185,7 +189,7 @@ def fmnist(device: torch.device, rounds: int, runs: int) -> None:
     print(f"  plans of 10 clients {20 * (time.perf_counter() - began):.3f} ms")
     if device.type == "cuda":
         whole = Jobs(run, zeros, np.tile(clients, runs), zeros, zeros)
-        profile(engine.backend, JobTable.of(whole, engine.store, local), models)
+        profile(engine.backend, _table(whole, engine.store, local), models)
     engine.close()
 
 
@@ -250,7 +254,7 @@ def networks(device: torch.device, quick: bool, model: str, each: int, ways: lis
                     program = make(tf32)
                     zeros = np.zeros(count, np.int64)
                     jobs = Jobs(zeros, zeros, np.arange(count) % 20, zeros, zeros + np.arange(count) // each)
-                    table = JobTable.of(jobs, store, local)
+                    table = _table(jobs, store, local)
                     program.train(table, start, 0.0, None)
                     sync(device)
                     warm = time.perf_counter() - began

@@ -25,7 +25,7 @@ from fedcohort.training.local import LocalTraining, batch_plan
 
 @pytest.fixture(autouse=True)
 def fresh():
-    caches = (load_compiled, library.warn_once, library.temporary_folder)
+    caches = (load_compiled, library._warn_once, library._temporary_folder)
     for cached in caches:
         cached.cache_clear()
     yield

@@ -28,10 +28,7 @@ def library():
 
 
 def described(module, sample):
-    flat = FlatModel(module)
-    layers = read_layers(flat, sample)
-    assert layers is not None
-    return describe(layers)
+    return describe(FlatModel(module), sample, LocalTraining(steps=1))
 
 
 @st.composite
@@ -84,11 +81,11 @@ def test_any_network_it_accepts_equals_autograd(network, seed, momentum, batch_s
     y = generator.integers(0, classes, n)
     clients = ClientData(np.arange(n), np.array([0, n]), y, np.zeros(1, np.int64))
     store = Store(x, x[:1], y[:1], [clients])
-    backend = NativeBackend.of(store, local, read_layers(flat, sample), 1)
+    backend = NativeBackend(store, local, describe(flat, sample, local), 1)
     start = flat.vector()[None]
 
     zero = np.zeros(1, np.int64)
-    table = JobTable.of(Jobs(zero, zero, zero, zero, zero), store, local)
+    table = JobTable.of(Jobs(zero, zero, zero, zero, zero), store.spans(zero, zero, zero), store, local)
     out = backend.train(table, start, 0.0, None)
     scores = backend.outputs(start, slice(0, n))[0]
     gradient = backend.gradients(start, Spans(zero, zero, zero + n))[0]

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.config.experiment import MAX_RUNS, Experiment
-from fedcohort.simulate.config.toml import ConfigError, read_started
+from fedcohort.simulate.config.toml import ConfigError, read_table
 from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.parts import ResultsError
 from fedcohort.simulate.store.results import load
@@ -37,7 +37,7 @@ def larger_experiment(
     """
     results = load(out)
     check_continuable(out, results.meta)
-    before = Experiment.from_dict(read_started(out))
+    before = Experiment.from_dict(read_table(out / "config.toml"))
     table = copy.deepcopy(before.table)
     if seeds is not None:
         table["seeds"] = _more_seeds(table["seeds"], seeds)
@@ -103,7 +103,10 @@ def smaller_experiment(experiment: Experiment, folder: Path) -> Path | None:
     # The newest first: an older one may have been made by other code under the same name.
     for path in sorted(folder.glob("*/meta.json"), key=lambda file: file.stat().st_mtime, reverse=True):
         try:
-            before, state = Experiment.from_dict(read_started(path.parent)).table, load(path.parent).status.get("state")
+            before, state = (
+                Experiment.from_dict(read_table(path.with_name("config.toml"))).table,
+                load(path.parent).status.get("state"),
+            )
         except FedcohortError:
             continue
         fewer = [table["seeds"][: len(before["seeds"])] == before["seeds"]]

@@ -23,7 +23,7 @@ from fedcohort.journal.live import live_files, remove_live
 from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate.config.experiment import MEMORY_FILE, Experiment, values_of
-from fedcohort.simulate.config.toml import read_started, to_toml, with_keys
+from fedcohort.simulate.config.toml import read_table, to_toml, with_keys
 from fedcohort.simulate.data import InMemory, to_npz
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.extend import larger_experiment
@@ -156,7 +156,9 @@ class Simulation:
         """Continue an experiment from its directory. It may move to Ray or back."""
         check_continuable(out, read_meta(out))
         changes = {} if engine is None else {"run.engine": engine}
-        return cls(Experiment.from_dict(with_keys(read_started(out), changes)), out, resume=True, **options)
+        return cls(
+            Experiment.from_dict(with_keys(read_table(out / "config.toml"), changes)), out, resume=True, **options
+        )
 
     @classmethod
     def extend(

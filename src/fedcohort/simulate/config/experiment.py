@@ -168,11 +168,17 @@ class Experiment:
 # Settings merge tables and not built parts: a part with another name starts from its own defaults, and only the table
 # says which of its values somebody wrote.
 _PLAIN: dict[str, type[Any]] = {"model": ModelOptions, "local": LocalTraining, "run": RunOptions, "rules": Rules}
-_NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS, "labels": LABEL_SHARING}
-_DEFAULTS = {"aggregator": "fedavg", "filter": "keep-all", "labels": "counts"}
-_OF_SELECTORS = ["local", *_NAMED]
-_OF_SETTINGS = ["data", *_PLAIN, "scenario", *_NAMED]
-_TOP = ["name", "seeds", "data", "task", *_PLAIN, "scenario", *_NAMED, "selectors", "sweep", "settings"]
+_NAMED: dict[str, Registry[Any]] = {
+    "task": TASKS,
+    "aggregator": AGGREGATORS,
+    "filter": FILTERS,
+    "labels": LABEL_SHARING,
+}
+_DEFAULTS = {"task": "classification", "aggregator": "fedavg", "filter": "keep-all", "labels": "counts"}
+_CHOICES = ("aggregator", "filter", "labels")  # of the server, which a selector may change
+_OF_SELECTORS = ["local", *_CHOICES]
+_OF_SETTINGS = ["data", *_PLAIN, "scenario", *_CHOICES]
+_TOP = ["name", "seeds", "data", "task", *_PLAIN, "scenario", *_CHOICES, "selectors", "sweep", "settings"]
 
 
 @contextmanager
@@ -194,11 +200,8 @@ def _check_keys(
 
 def _suggest_section(key: str, top: Sequence[str]) -> str | None:
     """Return a hint about an unknown key at the top level, which may belong to a section: ``run.rounds``."""
-    inside = {
-        info.name: f"{section}.{info.name}"
-        for section, kind in reversed(_PLAIN.items())  # if two sections have the key, suggest the first
-        for info in parameters(kind)
-        if nearest(key, [info.name]) == info.name and info.name[:1] == key[:1]
+    inside = {  # if two sections have the key, the first counts
+        info.name: f"{section}.{info.name}" for section, kind in reversed(_PLAIN.items()) for info in parameters(kind)
     }
     close = nearest(key, inside)
     # A key that resembles one of the top level is probably a typing error there, unless a section has exactly this key.
@@ -215,21 +218,16 @@ def _table(where: str, value: Any, hint: str | None = None) -> dict[str, Any]:
         # A frame or an array would fill the screen.
         got = short_repr(value) if plain else f"an object of type {type(value).__name__}"
         raise ConfigError(f"{where} must be a table or a name. Got {got}.", hint=hint)
+    if not isinstance(value.get("name", ""), str):
+        raise ConfigError(f"{where}: the name must be a string. Got {value['name']!r}.")
     return dict(value)
-
-
-def _create(registry: Registry[Any], name: Any, values: Table, where: str) -> Any:
-    if not isinstance(name, str):
-        raise ConfigError(f"{where}: the name must be a string. Got {name!r}.")
-    with _errors_in(where):
-        return registry.create(name, **values)
 
 
 def _build(table: Table, sections: Iterable[str], parts: Parts) -> Parts:
     """Return ``parts`` with some sections of a configuration built; later sections may depend on earlier ones."""
     parts = dict(parts)
     for section in sections:
-        value, where = table.get(section, {}), f"In the section [{section}]"
+        value = table.get(section, {})
         if section == "data":
             parts[section] = _data(value, parts["task"].target)
         elif section == "scenario":
@@ -237,44 +235,36 @@ def _build(table: Table, sections: Iterable[str], parts: Parts) -> Parts:
         elif section == "rules" and not value:
             parts[section] = None  # having no rules differs from having empty ones
         elif section in _PLAIN:
-            parts[section] = _options(section, _table(f"The section [{section}]", value))
+            kind, values = _PLAIN[section], _table(f"The section [{section}]", value)
+            _check_keys(f"The section [{section}]", values, [info.name for info in parameters(kind)])
+            # LocalTraining insists on one length. A configuration that has none means one epoch.
+            if kind is LocalTraining and not any(length in values for length in LENGTHS):
+                values["epochs"] = 1
+            with _errors_in(f"In the section [{section}]"):
+                parts[section] = kind(**_with_absolute_name(section, values))
         else:
-            registry, default = (
-                (TASKS, "classification") if section == "task" else (_NAMED[section], _DEFAULTS[section])
-            )
             values = _table(f"The section [{section}]", value)
-            parts[section] = _create(registry, values.pop("name", default), values, where)
+            registry, default = _NAMED[section], _DEFAULTS[section]
+            with _errors_in(f"In the section [{section}]"):
+                parts[section] = registry.create(values.pop("name", default), **values)
     return parts
-
-
-def _options(section: str, values: dict[str, Any]) -> Any:
-    """Build one of the sections that are plain dataclasses."""
-    kind = _PLAIN[section]
-    _check_keys(f"The section [{section}]", values, [info.name for info in parameters(kind)])
-    # LocalTraining insists on one length. A configuration that has none means one epoch.
-    if kind is LocalTraining and not any(length in values for length in LENGTHS):
-        values["epochs"] = 1
-    with _errors_in(f"In the section [{section}]"):
-        return kind(**(values if kind is not ModelOptions else _with_absolute_name(section, values)))
 
 
 def _data(value: Any, target: str) -> DataOptions:
     if isinstance(value, Dataset):
         return DataOptions(name="memory", source=InMemory(value))
     values = _table("The section [data]", value, "from_arrays and from_pandas make a Dataset from arrays and frames")
-    name = values.pop("name", "file" if "path" in values else "digits")
-    if isinstance(name, str):
-        section = data_section(name)
-        name, values = section.pop("name"), {**section, **values}
+    section = data_section(values.pop("name", "file" if "path" in values else "digits"))
+    name, values = section.pop("name"), {**section, **values}
     places = {key: values.pop(key) for key in ("folder", "download") if key in values}
     if name == "file" and target != "class":
         values.setdefault("target", target)
-    source = _create(DATASETS, name, values, "In the section [data]")
-    name = DATASETS.reference(type(source)) or name  # works from any folder
-    if isinstance(source, OwnFile):
-        source = source.with_absolute_paths(places.pop("folder", None))
     with _errors_in("In the section [data]"):
-        return DataOptions(name=name, source=source, **places)
+        source = DATASETS.create(name, **values)
+        if isinstance(source, OwnFile):
+            source = source.with_absolute_paths(places.pop("folder", None))
+        # The reference of a class works from any folder.
+        return DataOptions(name=DATASETS.reference(type(source)) or name, source=source, **places)
 
 
 def _scenario(value: Any, data: DataOptions) -> Scenario:
@@ -316,7 +306,8 @@ class _Chosen:
         entry = _table(f"[selectors.{label}]", raw)
         own = {key: entry.pop(key) for key in _OF_SELECTORS if key in entry}
         name = entry.pop("name", label)
-        selector: Selector[Any] = _create(SELECTORS, name, entry, f"In [selectors.{label}]")
+        with _errors_in(f"In [selectors.{label}]"):
+            selector: Selector[Any] = SELECTORS.create(name, **entry)
         with user_code_errors(f"The selector {name!r} cannot say what it requires", name):
             signals: object = selector.requires
         if not isinstance(signals, frozenset) or not all(isinstance(signal, Signal) for signal in signals):
@@ -327,11 +318,11 @@ class _Chosen:
         needed = {"filter": selector.default_filter} if Signal.KEPT in signals else {}
         if selector.aggregator not in (None, _DEFAULTS["aggregator"]):
             needed["aggregator"] = selector.aggregator
-        brought = {
-            section: _create(_NAMED[section], part, {}, f"The {section} that the selector {name!r} comes with")
-            for section, part in needed.items()
-            if not own.get(section)
-        }
+        brought = {}
+        for section, part in needed.items():
+            if not own.get(section):
+                with _errors_in(f"The {section} that the selector {name!r} comes with"):
+                    brought[section] = _NAMED[section].create(part)
         return cls(name, selector, own, brought)
 
 
@@ -399,7 +390,7 @@ class Configuration:
                 f"{counts[1]} selectors x {counts[2]} seeds."
             )
         # In this order: the task says what data are read as, and data may name the clients of a scenario.
-        parts = _build(table, ["task", "data", "scenario", *_PLAIN, *_NAMED], {})
+        parts = _build(table, ["task", "data", "scenario", *_PLAIN, *_CHOICES], {})
         selectors = {label: _Chosen.of(label, entry) for label, entry in entries.items()}
         settings = []
         for number, item in enumerate(changes or [{"name": ""}]):
@@ -499,7 +490,7 @@ class Configuration:
                 complete["scenario"] = {**complete["scenario"], "partition": {"name": "natural"}}
         # If only a setting names one, a default here would override what selectors bring in the other settings.
         named = {section for section in _REASONS if section in table or any(section in item for item in changes)}
-        described = [section for section in _NAMED if section not in named or table.get(section)]
+        described = [section for section in _CHOICES if section not in named or table.get(section)]
         complete |= {section: _describe(_NAMED[section], parts[section]) for section in described}
         complete["selectors"] = {}
         for label, chosen in self.selectors.items():

@@ -6,27 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from fedcohort.core.params import Boolean, Constraint, Interval, OneOf, Optional, Parameterized, Text, param
+from fedcohort.core.params import Boolean, Either, Interval, OneOf, Optional, Parameterized, Text, param
 from fedcohort.core.params import Sequence as ListOf
 from fedcohort.hosts.round import LATE_REPLIES
 from fedcohort.simulate.data import Digits, Source
-
-
-@dataclass(frozen=True)
-class _Count(Constraint):
-    """A whole number of clients, or "all"."""
-
-    def admits(self, value: object) -> bool:
-        """Whether ``value`` is a positive integer or "all"."""
-        return value == "all" or Interval(int, 1, None).admits(value)
-
-    def describe(self) -> str:
-        """Name the allowed values."""
-        return 'an integer in [1, inf) or "all"'
-
-    def bad_values(self) -> list[object]:
-        """Return values near the allowed ones."""
-        return [0, -1, 1.5, "some", None, True]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +44,11 @@ class RunOptions(Parameterized):
         Optional(Interval(float, 0, None, "neither")),
         "simulated seconds after which a run ends, once its current round is over; None: after its rounds",
     )
-    cohort: int | str = param(10, _Count(), "clients per round; with mode 'async', clients at work at the same time")
+    cohort: int | str = param(
+        10,
+        Either(Interval(int, 1, None), OneOf(("all",))),
+        "clients per round; with mode 'async', clients at work at the same time",
+    )
     mode: str = param(
         "sync",
         OneOf(("sync", "async")),

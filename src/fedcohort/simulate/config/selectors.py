@@ -35,7 +35,9 @@ def selector_entries(selectors: object, known: Table | None = None) -> dict[str,
     entries: dict[str, Any] = {}
     for item in selectors if isinstance(selectors, Iterable) else ():
         if isinstance(item, Mapping):
-            named = {_label(label): _entry(str(label), value) for label, value in item.items()}
+            if not all(isinstance(label, str) and label.strip() for label in item):
+                raise InputError(f"The label of a selector must be a string. Got {short_repr(list(item))}.")
+            named = {label: _entry(label, value) for label, value in item.items()}
         elif isinstance(item, str) and is_reference(item):
             named = {str(getattr(SELECTORS.get(item), "name", item)): {"name": item}}
         elif isinstance(item, str):
@@ -56,12 +58,6 @@ def selector_entries(selectors: object, known: Table | None = None) -> dict[str,
     if not entries:
         raise InputError(f"'selectors' must be {_SELECTORS}. Got {short_repr(selectors)}.")
     return entries
-
-
-def _label(label: object) -> str:
-    if not isinstance(label, str) or not label.strip():
-        raise InputError(f"The label of a selector must be a string. Got {short_repr(label)}.")
-    return label
 
 
 def _entry(label: str, value: object) -> dict[str, Any]:

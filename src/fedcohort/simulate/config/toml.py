@@ -104,11 +104,6 @@ def _resolve(name: Any, folder: Path) -> Any:
     return str((folder / name).resolve()) if is_data and (folder / name).exists() else name
 
 
-def read_started(out: Path) -> dict[str, Any]:
-    """Read the configuration of an experiment that has started."""
-    return read_table(out / "config.toml")
-
-
 def find_table(config: str) -> dict[str, Any]:
     """Read a TOML file or, if there is none called "demo", the built-in configuration of that name."""
     if config != DEMO or Path(config).exists():  # the user's own file of that name comes first

@@ -18,9 +18,10 @@ from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.simulate.engine.crops import crop, crop_table
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.layer_rules import stream_keys
+from fedcohort.simulate.engine.layers import Saved
 from fedcohort.simulate.engine.modules import ModuleBackend
 from fedcohort.simulate.engine.precision import products
-from fedcohort.simulate.engine.stacked import FunctionalNet, LayerNet, Saved, StackedNet
+from fedcohort.simulate.engine.stacked import FunctionalNet, LayerNet, StackedNet
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import HeldOut, Spans, by_class, right_by_cell
 from fedcohort.training.local import LocalTraining, plan_counts
@@ -50,14 +51,6 @@ class _StepBuffers:
     numbers: torch.Tensor  # (U, J, B + 1) factor of each sample's derivative, 0 for padding; then the rate
     widths: tuple[int, ...]  # (U,) size of the batches, padding included
     graph: torch.cuda.CUDAGraph | None = None
-
-
-@dataclass(frozen=True)
-class _Pseudo:
-    """Pseudo-labels of the jobs' clients, concatenated."""
-
-    labels: torch.Tensor  # (n,)
-    start: IntArray  # (J,) where those of each job begin
 
 
 class DeviceProgram:
@@ -255,7 +248,9 @@ class DeviceProgram:
             )
         return self._tables[key]
 
-    def _upload(self, t: _StepBuffers, batches: _Batches, start: int, pseudo: _Pseudo | None) -> None:
+    def _upload(
+        self, t: _StepBuffers, batches: _Batches, start: int, pseudo: tuple[torch.Tensor, IntArray] | None
+    ) -> None:
         """Copy the batches of the next U steps to where the graph reads them."""
         stop = start + len(t.slots)
         t.slots.copy_(self._send(batches.slots[start:stop]))
@@ -265,16 +260,18 @@ class DeviceProgram:
         if t.keys is not None and batches.keys is not None:
             t.keys.copy_(self._send(batches.keys[start:stop]))
         if t.pseudo is not None and pseudo is not None:
-            places = t.slots[:, : len(pseudo.start)] + self._send(pseudo.start - batches.first)[None, :, None]
+            labels, begins = pseudo
+            places = t.slots[:, : len(begins)] + self._send(begins - batches.first)[None, :, None]
             # If a job has no such step, its places are meaningless and only have to be valid.
-            t.pseudo[:, : len(pseudo.start)] = pseudo.labels[places.clamp_(0, len(pseudo.labels) - 1)]
+            t.pseudo[:, : len(begins)] = labels[places.clamp_(0, len(labels) - 1)]
 
-    def _pseudo_labels(self, table: JobTable, models: torch.Tensor) -> _Pseudo:
+    def _pseudo_labels(self, table: JobTable, models: torch.Tensor) -> tuple[torch.Tensor, IntArray]:
+        """Return the pseudo-labels of all jobs' clients, one after another, and where those of each job begin."""
         start = np.cumsum(table.n) - table.n
         labels = torch.zeros(max(int(table.n.sum()), 1), dtype=torch.int64, device=self.device)
         for jobs, logits, _ in self._score(models, Spans(table.run, table.first, table.n)):
             labels[self._count_up(start[jobs], table.n[jobs])] = logits.argmax(1)
-        return _Pseudo(labels, start)
+        return labels, start
 
     def _unroll(self, t: _StepBuffers, prox: float) -> None:
         """Do the U steps in the buffers for all jobs; a job that is done has rate 0."""

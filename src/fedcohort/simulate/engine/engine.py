@@ -14,18 +14,16 @@ from torch import nn
 
 from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
-from fedcohort.core.errors import DeviceError, InputError, ParameterError
+from fedcohort.core.errors import DeviceError
 from fedcohort.core.registry import is_reference
 from fedcohort.core.signals import LossMeasure
 from fedcohort.simulate.cores import free_cores
-from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.device import DeviceProgram, StackedTraining
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
-from fedcohort.simulate.engine.layers import read_layers
 from fedcohort.simulate.engine.library import load_compiled
 from fedcohort.simulate.engine.modules import ModuleBackend
-from fedcohort.simulate.engine.native import NativeBackend, can_compile
+from fedcohort.simulate.engine.native import NativeBackend, describe
 from fedcohort.simulate.engine.stacked import stack, stacking_obstacle
 from fedcohort.simulate.engine.store import Store, sample_shape
 from fedcohort.simulate.engine.types import ClientData, HeldOut, Jobs, Spans, TrainingResult
@@ -143,14 +141,6 @@ class Engine:
         self.sample = sample_shape(x_train)
         self.integers = np.asarray(x_train).dtype.kind == "i"
         self.output = (*self.sample, classes) if self.task.target == "token" else (classes,)
-        _check_data(x_train, y_train, x_test, y_test, classes if self.task.target != "number" else None)
-        copied = (len(x_train) + len(x_test), sum(map(len, copies)))
-        for federation in federations:
-            federation.check(len(x_train), classes if self.task.has_classes else 1, copied)
-        if workers is not None and workers < 1:
-            raise ParameterError(f"The 'workers' parameter of Engine must be None or at least 1. Got {workers!r}.")
-        if local.augment:
-            crop_table(self.sample)  # raises an error if the samples are not images
         self.classes = classes
         self.local = local
         self.model = model
@@ -163,7 +153,6 @@ class Engine:
         self.n_params, self.n_trainable = self.flat.n_params, self.flat.n_trainable
         self.shapes = {slot.name: slot.shape for slot in self.flat.slots}  # in the order of a flat vector
         self._test = HeldOut(len(x_train), np.asarray(y_test, np.int64), np.zeros(len(y_test), np.int64), 1)
-        self._closed = False
         # Clients own their labels, which may be wrong; numbers and tokens are the dataset's.
         targets = None if self.task.has_classes else self.y_train
         self.store = Store(x_train, x_test, y_test, federations, targets, self.task.standardises, copies)
@@ -182,7 +171,9 @@ class Engine:
     def _backend(self, workers: int | None, precision: str) -> Backend:
         flat, store, local, device = self.flat, self.store, self.local, self.device
         if self.kind.startswith(_COMPILED):
-            return NativeBackend.of(store, local, read_layers(flat, self.sample), workers or free_cores())
+            description = describe(flat, self.sample, local)
+            assert description is not None
+            return NativeBackend(store, local, description, workers or free_cores())
         losses = None if self.task.fast else self._losses
         if self.kind.startswith(_STACKED):
             net = stack(flat, self.sample, store.x.dtype, precision)
@@ -237,14 +228,7 @@ class Engine:
         correction : torch.Tensor, optional
             (J, P), added to the gradient of each job (SCAFFOLD, FedDyn).
         """
-        self._check_models(models)
-        self._check_jobs(jobs, len(models))
-        if correction is not None and tuple(correction.shape) != (len(jobs), self.n_params):
-            raise InputError(
-                f"The correction must be ({len(jobs)}, {self.n_params}), one vector per job. "
-                f"Got {tuple(correction.shape)}."
-            )
-        table = JobTable.of(jobs, self.store, self.local)
+        table = JobTable.of(jobs, self._spans(models, jobs.run, jobs.federation, jobs.client), self.store, self.local)
         return TrainingResult(self.backend.train(table, models, prox, correction), table.steps)
 
     # -- evaluation ----------------------------------------------------------------------------------------------
@@ -272,16 +256,13 @@ class Engine:
         pseudo_models : torch.Tensor, optional
             (R, P) models that give the pseudo-labels; default ``models``.
         """
-        self._check_models(models)
-        if pseudo_models is not None:
-            self._check_models(pseudo_models)
         # Measures on the same samples share one forward pass.
         found: dict[LossMeasure, FloatArray] = {}
         for part in ("train", "validation"):
             wanted = [measure for measure in dict.fromkeys(measures) if measure.part == part]
             if not wanted:
                 continue
-            spans = self._spans(run, federation, client, len(models), part)
+            spans = self._spans(models, run, federation, client, part)
             pseudo = any(measure.loss != "label" for measure in wanted)
             columns = torch.full((len(wanted), len(spans)), torch.nan, dtype=torch.float64, device=self.device)
             scored = self.backend.cross_entropies(models, spans, pseudo, pseudo_models)
@@ -295,12 +276,10 @@ class Engine:
         self, models: torch.Tensor, run: IntArray, federation: IntArray, client: IntArray
     ) -> torch.Tensor:
         """Return the full-batch gradient (Q, P) of each client's mean cross-entropy at the given models (R, P)."""
-        self._check_models(models)
-        return self.backend.gradients(models, self._spans(run, federation, client, len(models)))
+        return self.backend.gradients(models, self._spans(models, run, federation, client))
 
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return the test loss (M,) and the task's metric (M,) of models (M, P); for a classifier, this is accuracy."""
-        self._check_models(models)
         y = self.store.y_test
         if self.task.fast and self.task.metric == "accuracy":
             loss, right, _ = self.backend.evaluate_cells(models, self._test)
@@ -319,66 +298,32 @@ class Engine:
 
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Test a classifier: loss (M,), right answers by cell (M, cells), right and all answers by class (M, 2, C)."""
-        self._check_models(models)
-        if not self.task.has_classes or not 0 <= test.first <= len(self.store.x) - len(test.y):
-            raise InputError(f"A test set of {len(test.y):,} labels from row {test.first:,} on is not in the data.")
         return self.backend.evaluate_cells(models, test)
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return the logits (M, V, C) of models (M, P) on training samples."""
-        self._check_models(models)
-        positions = np.asarray(positions, dtype=np.int64)
-        if len(positions) and not 0 <= positions.min() <= positions.max() < self.store.n_train:
-            raise InputError(f"Positions must be in [0, {self.store.n_train}), the training set.")
-        return self.backend.outputs(models, torch.from_numpy(positions))
+        return self.backend.outputs(models, torch.from_numpy(np.asarray(positions, dtype=np.int64)))
 
     def inputs(self, positions: IntArray) -> torch.Tensor:
         """Return training samples as a model sees them, ``(V, *sample)``: standardised, channels first."""
         rows = self.store.x[torch.as_tensor(positions, dtype=torch.int64)]
         return rows.view(len(rows), *self.sample)
 
-    # -- checks --------------------------------------------------------------------------------------------------
-
-    def _check_models(self, models: torch.Tensor) -> None:
-        if self._closed:
-            raise InputError("This engine is closed.")
-        if models.ndim != 2 or models.shape[1] != self.n_params:
-            raise InputError(
-                f"Models must be (number, {self.n_params}), one flat vector each. Got {tuple(models.shape)}."
-            )
-        if models.dtype != torch.float32:
-            raise InputError(f"Models must be float32. Got {models.dtype}.")
-
-    def _check_jobs(self, jobs: Jobs, rows: int) -> None:
-        for name in ("run", "federation", "round", "seed", "steps"):
-            values = getattr(jobs, name)
-            if values is not None and len(values) != len(jobs):
-                raise InputError(f"Jobs has {len(jobs)} clients but {len(values)} values of {name!r}.")
-        self._spans(jobs.run, jobs.federation, jobs.client, rows)
-        for name in ("round", "seed", "steps"):
-            values = getattr(jobs, name)
-            if values is not None and len(values) and np.min(values) < 0:
-                raise InputError(f"The {name!r} of a job must not be negative. Got {int(np.min(values))}.")
-
-    def _spans(self, run: IntArray, federation: IntArray, client: IntArray, rows: int, part: str = "train") -> Spans:
-        """Check (run, federation, client), and return where these clients' samples of a part are stored."""
+    def _spans(
+        self, models: torch.Tensor, run: IntArray, federation: IntArray, client: IntArray, part: str = "train"
+    ) -> Spans:
+        """Return where these clients' samples of a part are stored."""
         run, federation, client = (np.asarray(values, dtype=np.int64) for values in (run, federation, client))
-        if not len(run) == len(federation) == len(client):
-            raise InputError(
-                f"run, federation and client must be of one length. Got {len(run)}, {len(federation)}, {len(client)}."
-            )
-        _check_range("run", run, rows)
-        _check_range("federation", federation, len(self.store.clients))
-        _check_range("client", client, self.store.clients[federation])
+        # Compiled code would read beyond the arrays.
+        assert models.dtype == torch.float32 and models.shape[1] == self.n_params
+        assert ((run >= 0) & (run < len(models)) & (client >= 0) & (client < self.store.clients[federation])).all()
         return self.store.spans(run, federation, client, part)
 
     # -- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the threads and release the data."""
-        if not self._closed:
-            self._closed = True
-            self.backend.close()
+        self.backend.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -411,7 +356,7 @@ def choose_engine(
     why = None
     if not task.fast or dtype != torch.float32 or precision == "bf16":
         why = "compiled code is for cross-entropy over classes, and samples that are numbers, in single precision"
-    elif not can_compile(read_layers(flat, sample), local):
+    elif describe(flat, sample, local) is None or load_compiled("train") is None:
         why = "it is no nn.Sequential of convolutions of stride 1, max-pooling, ReLU and dense layers with biases"
         if load_compiled("train") is None:
             why = "there is no compiled code here"
@@ -436,24 +381,3 @@ def choose_device(device: str) -> torch.device:
     if result.type == "cuda" and result.index is not None and result.index >= torch.cuda.device_count():
         raise DeviceError(f"There is no device {device!r}: torch sees {torch.cuda.device_count()} CUDA device(s).")
     return result
-
-
-def _check_data(x_train: AnyArray, y_train: AnyArray, x_test: AnyArray, y_test: AnyArray, classes: int | None) -> None:
-    for which, x, y in (("training", x_train, y_train), ("test", x_test, y_test)):
-        if len(x) != len(y):
-            raise InputError(f"The {which} set has {len(x)} samples but {len(y)} labels.")
-        if not len(x):
-            raise InputError(f"The {which} set is empty.")
-        if classes is not None and (np.min(y) < 0 or np.max(y) >= classes):
-            raise InputError(f"The labels of the {which} set must be in [0, {classes}).")
-    if x_train.shape[1:] != x_test.shape[1:]:
-        raise InputError(f"Training samples are {x_train.shape[1:]}, test samples {x_test.shape[1:]}.")
-    if x_train.dtype != x_test.dtype:
-        raise InputError(f"Training samples are {x_train.dtype}, test samples {x_test.dtype}; give both as one.")
-
-
-def _check_range(name: str, values: IntArray, limit: int | IntArray) -> None:
-    wrong = np.flatnonzero((values < 0) | (values >= limit))
-    if len(wrong):
-        most = np.broadcast_to(limit, values.shape)[wrong[0]]
-        raise InputError(f"A {name} must be in [0, {most}). Got {values[wrong[0]]}.")

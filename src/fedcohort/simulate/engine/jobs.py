@@ -10,7 +10,7 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.simulate.engine.plans import JOB, draw_batches
 from fedcohort.simulate.engine.store import Store
-from fedcohort.simulate.engine.types import Jobs
+from fedcohort.simulate.engine.types import Jobs, Spans
 from fedcohort.training.local import BatchPlan, LocalTraining, batch_plan, crop_plan, plan_counts
 
 
@@ -35,12 +35,10 @@ class JobTable:
         return JobTable(**{part.name: getattr(self, part.name)[rows] for part in fields(self)})
 
     @staticmethod
-    def of(jobs: Jobs, store: Store, local: LocalTraining) -> JobTable:
-        """Look the jobs up in the store."""
-        columns = (jobs.run, jobs.federation, jobs.client, jobs.round, jobs.seed)
-        run, federation, client, round_, seed = (np.asarray(values, dtype=np.int64) for values in columns)
-        spans = store.spans(run, federation, client)
-        longest = spans.count if local.epochs_of_largest is None else store.largest[federation]
+    def of(jobs: Jobs, spans: Spans, store: Store, local: LocalTraining) -> JobTable:
+        """Add to jobs where their clients' samples are, and how many steps they make."""
+        client, round_, seed = (np.asarray(values, np.int64) for values in (jobs.client, jobs.round, jobs.seed))
+        longest = spans.count if local.epochs_of_largest is None else store.largest[jobs.federation]
         per_epoch = -(-longest // local.batch_size)
         if jobs.steps is not None:
             steps = np.asarray(jobs.steps, dtype=np.int64)
@@ -49,7 +47,7 @@ class JobTable:
         else:
             steps = (local.epochs or local.epochs_of_largest or 0) * per_epoch
         steps = np.where(spans.count > 0, steps, 0)
-        return JobTable(run, spans.first, spans.count, steps, client, round_, seed, np.maximum(per_epoch, 1))
+        return JobTable(spans.run, spans.first, spans.count, steps, client, round_, seed, np.maximum(per_epoch, 1))
 
     def plan(self, job: int, local: LocalTraining) -> BatchPlan:
         """Draw the batches of one job."""

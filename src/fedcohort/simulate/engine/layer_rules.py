@@ -153,18 +153,15 @@ def _random(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
 # -- dropout ---------------------------------------------------------------------------------------------------------
 
 
-def _kept(rules: LayerRules, x: torch.Tensor, p: float, *, channels: bool) -> torch.Tensor:
-    """Return 1 for what dropout keeps and 0 for the rest, for single numbers or whole channels."""
-    shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if channels else x.shape
-    # Compared as whole numbers, which saves the way to floating point.
-    return (rules.bits(shape, x.device) >= min(round(p * 2.0**64) - 2**63, 2**63 - 1)).to(x.dtype)
-
-
 def _dropout(channels: bool, alpha: bool, in_place: bool) -> Callable[..., torch.Tensor]:
+    """Return the rule that drops single numbers or whole channels."""
+
     def rule(rules: LayerRules, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         result = input
         if train and p:
-            kept = _kept(rules, input, p, channels=channels)
+            shape = (*input.shape[:2], *(1,) * (input.ndim - 2)) if channels else input.shape
+            # Compared as whole numbers, which saves the way to floating point.
+            kept = (rules.bits(shape, input.device) >= min(round(p * 2.0**64) - 2**63, 2**63 - 1)).to(input.dtype)
             if alpha:  # dropped numbers become -1.758, and all are moved and scaled back to mean 0 and deviation 1
                 low = -1.7580993408473766
                 scale = ((1 - p) * (1 + p * low**2)) ** -0.5 if p < 1 else 0.0
@@ -404,29 +401,21 @@ def prepare_for_stack(module: nn.Module) -> nn.Module:
 # -- recurrent layers ------------------------------------------------------------------------------------------------
 
 
-def _lstm_cell(gates: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    enter, forget, new, leave = (gates + hidden).chunk(4, -1)
-    state = forget.sigmoid() * state + enter.sigmoid() * new.tanh()
-    return leave.sigmoid() * state.tanh(), state
-
-
-def _gru_cell(gates: torch.Tensor, hidden: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    reset, update, new = gates.chunk(3, -1)
-    reset_h, update_h, new_h = hidden.chunk(3, -1)
-    new = (new + (reset + reset_h).sigmoid() * new_h).tanh()
-    return new + (update + update_h).sigmoid() * (h - new)
-
-
 def _cell(function: Any, gates: torch.Tensor, h: torch.Tensor, c: Any, weights: Sequence[Any]) -> tuple[Any, Any]:
     """Make one step of a cell; ``weights`` are those of the hidden state: weight, bias and projection."""
     weight, bias, projection = weights
     hidden = F.linear(h, weight, bias)
     kind = function.__name__.removesuffix("_cell")
     if kind == "lstm":
-        h, c = _lstm_cell(gates, hidden, c)
+        enter, forget, new, leave = (gates + hidden).chunk(4, -1)
+        c = forget.sigmoid() * c + enter.sigmoid() * new.tanh()
+        h = leave.sigmoid() * c.tanh()
         return (h if projection is None else F.linear(h, projection)), c
     if kind == "gru":
-        return _gru_cell(gates, hidden, h), None
+        reset, update, new = gates.chunk(3, -1)
+        reset_h, update_h, new_h = hidden.chunk(3, -1)
+        new = (new + (reset + reset_h).sigmoid() * new_h).tanh()
+        return new + (update + update_h).sigmoid() * (h - new), None
     return (gates + hidden).tanh() if kind == "rnn_tanh" else (gates + hidden).relu(), None
 
 

@@ -72,12 +72,12 @@ def load_compiled(name: str) -> ctypes.CDLL | None:
         kept = next((path for path in sorted(folder.glob(f"{start}-*.so")) if _is_whole(path)), None)
         return load(name, kept or build(name, sources, compiler, folder, start))
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:
-        warn_once(f"the engine does without machine code and is several times slower: {error}; {_ADVICE}")
+        _warn_once(f"the engine does without machine code and is several times slower: {error}; {_ADVICE}")
         return None
 
 
 @functools.cache
-def warn_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     """Log a warning once, however many libraries it concerns."""
     log.warning(message)
 
@@ -134,14 +134,14 @@ def cache_folder() -> Path:
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_ours(folder):
-            warn_once(f"the cache folder {folder} can be written by somebody else: compiled code is kept nowhere")
+            _warn_once(f"the cache folder {folder} can be written by somebody else: compiled code is kept nowhere")
         elif os.access(folder, os.W_OK):
             return folder
-    return Path(temporary_folder().name)
+    return Path(_temporary_folder().name)
 
 
 @functools.cache
-def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """Return the folder that is removed at the end of the process."""
     return tempfile.TemporaryDirectory(prefix="fedcohort-")
 

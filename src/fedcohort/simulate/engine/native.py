@@ -15,7 +15,7 @@ from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
-from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Layer, Relu, read_layers
+from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Relu, read_layers
 from fedcohort.simulate.engine.library import address, load, load_compiled
 from fedcohort.simulate.engine.modules import torch_threads
 from fedcohort.simulate.engine.store import Store
@@ -59,18 +59,25 @@ _GRADIENT = _record("vector", "positions", "label", "count", "out")
 _KINDS = (_TRAINING, _SCORING, _GRADIENT)
 
 
-def describe(layers: list[Layer]) -> AnyArray | None:
-    """Return the record from which ``csrc/train.c`` builds the network, or None if it has unsupported layers."""
+def describe(flat: FlatModel, sample: tuple[int, ...], local: LocalTraining) -> AnyArray | None:
+    """Return the record from which ``csrc/train.c`` builds the network, or None if it cannot."""
+    layers = read_layers(flat, sample)
+    if layers is None or local.batch_size > _MAX_ROWS:
+        return None
     convolutions = list(itertools.takewhile(lambda layer: isinstance(layer, Convolution), layers))
-    kernels = [_kernel(layer) for layer in convolutions if isinstance(layer, Convolution)]
+    kernels = [
+        (*layer.image, layer.outputs, *layer.kernel, *layer.padding, *layer.pool, int(layer.relu))
+        for layer in convolutions
+        if isinstance(layer, Convolution)
+    ]
     rest = layers[len(convolutions) :]
-    if kernels and (not rest or not isinstance(rest.pop(0), Flatten)):
+    if kernels and not isinstance(rest.pop(0), Flatten):
         return None
     # Then dense layers and ReLUs alternate, a dense layer first.
-    if not rest or any(not isinstance(layer, Relu if i % 2 else Dense) for i, layer in enumerate(rest)):
+    if any(not isinstance(layer, Relu if i % 2 else Dense) for i, layer in enumerate(rest)):
         return None
-    dense = [layer for layer in rest if isinstance(layer, Dense)]
-    widths = [dense[0].weight.shape[1], *(layer.weight.shape[0] for layer in dense)]
+    dense = [layer.weight.shape for layer in rest if isinstance(layer, Dense)]
+    widths = [dense[0][1], *(outputs for outputs, _ in dense)]
     if max(len(kernels), len(widths)) > _MAX_LAYERS or (kernels and widths[0] > _MAX_FEATURES):
         return None
     record = np.zeros((), DESCRIPTION)
@@ -78,17 +85,6 @@ def describe(layers: list[Layer]) -> AnyArray | None:
     record["kernel"][: len(kernels)] = kernels
     record["width"][: len(widths)] = widths
     return record
-
-
-def _kernel(layer: Convolution) -> tuple[int, ...]:
-    return (*layer.image, layer.weight.shape[0], *layer.kernel, *layer.padding, *layer.pool, int(layer.relu))
-
-
-def can_compile(layers: list[Layer] | None, local: LocalTraining) -> bool:
-    """Whether compiled code can train a network here; ``layers`` is None if it is not a stack of known layers."""
-    if layers is None or describe(layers) is None or local.batch_size > _MAX_ROWS:
-        return False
-    return load_compiled("train") is not None
 
 
 class NativeBackend:
@@ -105,18 +101,25 @@ class NativeBackend:
         How clients train.
     description : array
         The network; see :func:`describe`.
-    library : CDLL
-        The compiled ``csrc/train.c``.
     threads : int
         Number of threads.
+    library : CDLL, optional
+        Another build of ``csrc/train.c``.
     """
 
     def __init__(
-        self, store: Store, local: LocalTraining, description: AnyArray, library: ctypes.CDLL, threads: int
+        self,
+        store: Store,
+        local: LocalTraining,
+        description: AnyArray,
+        threads: int,
+        library: ctypes.CDLL | None = None,
     ) -> None:
         self.local = local
         self.threads = threads
         self._store = store
+        library = library or load_compiled("train")
+        assert library is not None
         self._library = library
         self._description = description
         self._crops = crop_table(store.shape).int() if local.augment else None
@@ -134,13 +137,6 @@ class NativeBackend:
         # Little is left for torch to do between calls, so a second thread would gain little. It would keep spinning for
         # milliseconds on a core that is needed here.
         self._give_back = torch_threads(self, 1 if threads > 1 else None)
-
-    @staticmethod
-    def of(store: Store, local: LocalTraining, layers: list[Layer] | None, threads: int) -> NativeBackend:
-        """Return the backend; :func:`can_compile` must be true."""
-        description, library = describe(layers or []), load_compiled("train")
-        assert description is not None and library is not None
-        return NativeBackend(store, local, description, library, threads)
 
     def close(self) -> None:
         """Give torch its threads back."""
@@ -329,13 +325,13 @@ def try_out(path: str) -> None:
         nn.Flatten(), nn.Linear(40, 37), nn.ReLU(), nn.Linear(37, 10),
     )  # fmt: skip
     flat = FlatModel(module)
-    description = describe(read_layers(flat, sample) or [])
-    if description is None:
-        raise RuntimeError("the network of the trial is not supported")
+    local = LocalTraining(steps=1)
+    description = describe(flat, sample, local)
+    assert description is not None
     x, y = torch.randn(70, *sample), torch.randint(10, (70,))
     clients = ClientData(np.arange(70), np.array([0, 70]), y.numpy(), np.zeros(1, np.int64))
     store = Store(x.flatten(1).numpy(), x[:0].flatten(1).numpy(), y[:0].numpy(), [clients])
-    backend = NativeBackend(store, LocalTraining(steps=1), description, load("train", Path(path)), 2)
+    backend = NativeBackend(store, local, description, 2, load("train", Path(path)))
     logits = module(x)
     wanted = torch.autograd.grad(nn.functional.cross_entropy(logits, y), list(module.parameters()))
     vector = flat.vector()[None]

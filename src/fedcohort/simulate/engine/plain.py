@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedcohort.core.arrays import IntArray
-from fedcohort.core.errors import InputError
 from fedcohort.simulate.engine.crops import crop, crop_table
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.layer_rules import LayerRules
@@ -92,7 +91,6 @@ def train_plain(
     precision : str
         See :func:`~fedcohort.simulate.engine.precision.autocast`.
     """
-    _check(x if rows is None else rows, y, local, crops)
     flat = model if isinstance(model, FlatModel) else FlatModel(model)
     module, parameters = flat.module, flat.parameters
     start = [p.detach().clone() for p in parameters] if prox else None
@@ -141,10 +139,3 @@ def train_plain(
             torch._foreach_add_(momenta, gradients)
             gradients = momenta
         torch._foreach_add_(weights, gradients, alpha=-float(rates[step]))
-
-
-def _check(x: torch.Tensor, y: torch.Tensor, local: LocalTraining, crops: IntArray | None) -> None:
-    if local.augment != (crops is not None):
-        raise InputError(f"Crops go with 'augment', which is {local.augment} here. Got {crops!r}.")
-    if len(x) != len(y):
-        raise InputError(f"A client has {len(x)} samples but {len(y)} labels.")

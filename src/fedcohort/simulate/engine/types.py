@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from fedcohort.core.arrays import IntArray
-from fedcohort.core.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -28,36 +27,6 @@ class ClientData:
     def n_clients(self) -> int:
         """Number of clients N."""
         return len(self.offsets) - 1
-
-    def check(self, samples: int, classes: int, more: tuple[int, int] = (0, 0)) -> None:
-        """Raise :class:`InputError` unless this fits a training set.
-
-        Parameters
-        ----------
-        samples, classes : int
-            How many of each the training set has.
-        more : (int, int)
-            Position of the first copy outside the training set, and the number of copies.
-        """
-        self._check_shape()
-        copied = (self.indices >= more[0]) & (self.indices < sum(more))
-        if not ((self.indices >= 0) & (self.indices < samples) | copied).all():
-            raise InputError(f"The indices of a ClientData must be in [0, {samples}), the training set.")
-        if len(self.labels) and (self.labels.min() < 0 or self.labels.max() >= classes):
-            raise InputError(f"The labels of a ClientData must be in [0, {classes}).")
-
-    def _check_shape(self) -> None:
-        total = len(self.indices)
-        if self.offsets.ndim != 1 or len(self.offsets) < 2 or self.offsets[0] != 0 or self.offsets[-1] != total:
-            raise InputError(f"The offsets of a ClientData must run from 0 to {total}, the number of indices.")
-        if (np.diff(self.offsets) < 0).any():
-            raise InputError("The offsets of a ClientData must not decrease.")
-        if len(self.labels) != total:
-            raise InputError(f"A ClientData has {total} indices but {len(self.labels)} labels.")
-        if len(self.validation) != self.n_clients:
-            raise InputError(f"A ClientData of {self.n_clients} clients has {len(self.validation)} validation sizes.")
-        if (self.validation < 0).any() or (self.validation > np.diff(self.offsets)).any():
-            raise InputError("A client's validation set must be between 0 and its number of samples.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.config.toml import read_started
+from fedcohort.simulate.config.toml import read_table
 from fedcohort.simulate.processes.handover import HandOver, hand_over
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.prepare import PreparedExperiment
@@ -55,7 +55,9 @@ class WorkerSetup:
 
     def open(self) -> PreparedExperiment:
         """Return the prepared experiment."""
-        return PreparedExperiment(experiment=Experiment.from_dict(read_started(self.out)), **self.prepared)
+        return PreparedExperiment(
+            experiment=Experiment.from_dict(read_table(self.out / "config.toml")), **self.prepared
+        )
 
     def write(self, file: IO[bytes]) -> list[int]:
         """Write it to a file that workers map into memory, so that all of them share one copy of the data.
