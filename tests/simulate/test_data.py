@@ -19,7 +19,6 @@ from fedcohort.simulate.data import (
     Mnist,
     load_dataset,
     places,
-    sources,
 )
 from fedcohort.simulate.data.places import Resource, fetch
 
@@ -289,8 +288,8 @@ def test_idx_checksum_is_that_of_the_file():
     import hashlib
 
     for array in (GREY["x_train"], GREY["y_train"]):
-        assert sources.idx_sum(array, "md5") == hashlib.md5(idx_bytes(array)).hexdigest()
-        assert sources.idx_sum(array, "sha256") == hashlib.sha256(idx_bytes(array)).hexdigest()
+        assert Mnist().digest(array) == hashlib.md5(idx_bytes(array)).hexdigest()
+        assert FashionMnist().digest(array) == hashlib.sha256(idx_bytes(array)).hexdigest()
 
 
 # --- pickles
@@ -390,7 +389,7 @@ def test_downloads_go_to_the_environments_folder_or_the_cache(tmp_path, monkeypa
     assert places.download_folder(None) == tmp_path / "e"
     assert places.download_folder(tmp_path / "f") == tmp_path / "f"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert places.user_folder().parts[-2:] == (".cache", "fedcohort")
+    assert places.folders(None)[-1].parts[-2:] == (".cache", "fedcohort")
 
 
 def test_a_wrong_download_leaves_nothing_behind(tmp_path, server):

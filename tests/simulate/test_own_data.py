@@ -387,7 +387,8 @@ def test_a_small_file_that_claims_more_than_the_memory_is_refused(tmp_path, monk
     pa = pytest.importorskip("pyarrow")
     from pyarrow.parquet import write_table
 
-    monkeypatch.setattr("fedcohort.simulate.data.tables.memory_limit", lambda: 1_000_000)
+    for module in ("tables", "own"):
+        monkeypatch.setattr(f"fedcohort.simulate.data.{module}.memory_limit", lambda: 1_000_000)
     zeros = np.zeros(200_000)
     write_table(pa.table({"label": zeros.astype(int), "x": zeros}), tmp_path / "t.parquet")
     np.savez_compressed(tmp_path / "a.npz", x_train=zeros[:, None], y_train=zeros.astype(int))

@@ -84,7 +84,7 @@ def _machine(slow: list[str]) -> dict[str, str]:
         slow.append(f"{why} leaves {usable_cores()} of {own_cores()} cores")
     if free_cores() < usable_cores():
         slow.append("other processes use the cores")
-    found["memory"] = f"{(memory_limit() or 0) / 2**30:.0f} GiB"
+    found["memory"] = f"{memory_limit() / 2**30:.0f} GiB"
     try:
         found["compiler"] = f"{find_compiler()[0]}; libraries are kept in {cache_folder()}"
     except RuntimeError as error:

@@ -44,6 +44,7 @@ class LabelKnowledge:
     bytes_up: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
 class LabelSharing(Parameterized, ABC):
     """A way of sharing labels with the server, chosen in the section ``[labels]``."""
 
@@ -58,8 +59,7 @@ LABEL_SHARING: Registry[LabelSharing] = Registry("label sharing")
 
 
 @LABEL_SHARING.register("counts")
-@dataclass(frozen=True, kw_only=True)
-class PlainCounts(LabelSharing):
+class _PlainCounts(LabelSharing):
     """Clients send their label counts unchanged."""
 
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
@@ -68,8 +68,7 @@ class PlainCounts(LabelSharing):
 
 
 @LABEL_SHARING.register("none")
-@dataclass(frozen=True, kw_only=True)
-class NoLabels(LabelSharing):
+class _NoLabels(LabelSharing):
     """Clients share nothing about labels, for selectors that need nothing."""
 
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
@@ -78,8 +77,7 @@ class NoLabels(LabelSharing):
 
 
 @LABEL_SHARING.register("rotated")
-@dataclass(frozen=True, kw_only=True)
-class RotatedCounts(LabelSharing):
+class _RotatedCounts(LabelSharing):
     """Clients rotate their counts with a shared secret; the server gets a factor of S."""
 
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
@@ -109,8 +107,7 @@ class NoisyCounts(LabelSharing):
 
 
 @LABEL_SHARING.register("encrypted")
-@dataclass(frozen=True, kw_only=True)
-class EncryptedCounts(LabelSharing):
+class _EncryptedCounts(LabelSharing):
     """Clients seal and sign their counts, and a key holder reveals S exactly (extra keyholder)."""
 
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,16 +14,16 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 _HINT = "use fewer samples, clients, local steps, or runs in lock-step (run.lockstep)"
 
 
-def memory_limit() -> int | None:
-    """Return how many bytes of memory this process may use, or None if the system does not say."""
-    limits = []
+def memory_limit() -> int:
+    """Return how many bytes of memory this process may use, at least as far as the system says."""
+    limits = [sys.maxsize]
     with contextlib.suppress(ValueError, OSError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in _LIMITS:
         with contextlib.suppress(ValueError, OSError):
             limits.append(int(Path(path).read_text()))
     # A container's limit may be far below the machine's memory, or absurdly high.
-    return min(limits, default=None)
+    return min(limits)
 
 
 def check_memory(what: str, size: int) -> None:
@@ -34,7 +35,7 @@ def check_memory(what: str, size: int) -> None:
     fedcohort.core.errors.InputError: The test samples would need ... of memory, but this machine has ...
     """
     limit = memory_limit()
-    if limit is not None and size > limit:
+    if size > limit:
         raise InputError(
             f"{what} would need {_format_bytes(size)} of memory, but this machine has {_format_bytes(limit)}.",
             hint=_HINT,

@@ -85,7 +85,6 @@ class Metric:
         return f"±{100 * std:.1f}" if self.share else f"±{std:.2g}"
 
 
-@dataclass(frozen=True, eq=False)
 class Curve:
     """Test accuracy over rounds; rounds that were not evaluated are left out.
 
@@ -94,14 +93,11 @@ class Curve:
     (6, 0.6, 0.55)
     """
 
-    rounds: IntArray  # (e,) ascending, from 0
-    accuracy: FloatArray  # (e,) or another score, for which higher is better
-
     def __init__(self, rounds: ArrayLike, accuracy: ArrayLike) -> None:
         x, y = np.asarray(rounds, np.int64), np.asarray(accuracy, np.float64)
         evaluated = ~np.isnan(y)
-        object.__setattr__(self, "rounds", x[evaluated])
-        object.__setattr__(self, "accuracy", y[evaluated])
+        self.rounds: IntArray = x[evaluated]  # (e,) ascending, from 0
+        self.accuracy: FloatArray = y[evaluated]  # (e,) or another score, for which higher is better
 
     def rounds_to(self, target: float) -> int | None:
         """Return how many rounds of training it took to reach ``target``, or None if it was never reached."""

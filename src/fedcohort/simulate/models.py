@@ -137,25 +137,25 @@ def _dense(shape: Shape, widths: Sequence[int], classes: int) -> nn.Sequential:
 
 
 @MODELS.register("mlp")
-def mlp(shape: Shape, classes: int) -> nn.Module:
+def _mlp(shape: Shape, classes: int) -> nn.Module:
     """Two hidden layers of 64 and 30 units ([Tang2022]_, Fashion-MNIST)."""
     return _dense(shape, (64, 30), classes)
 
 
 @MODELS.register("mlp-64")
-def mlp_64(shape: Shape, classes: int) -> nn.Module:
+def _mlp_64(shape: Shape, classes: int) -> nn.Module:
     """One hidden layer of 64 units."""
     return _dense(shape, (64,), classes)
 
 
 @MODELS.register("logistic")
-def logistic(shape: Shape, classes: int) -> nn.Module:
+def _logistic(shape: Shape, classes: int) -> nn.Module:
     """Multinomial logistic regression."""
     return _dense(shape, (), classes)
 
 
 @MODELS.register("fedcor-cnn")
-def fedcor_cnn(shape: Shape, classes: int) -> nn.Module:
+def _fedcor_cnn(shape: Shape, classes: int) -> nn.Module:
     """Three 3x3 convolutions of 32, 64 and 64 kernels, a dense layer of 64 ([Tang2022]_, CIFAR-10).
 
     As in the TensorFlow tutorial that the paper cites: no padding, 2x2 max-pooling after the first two convolutions.
@@ -171,7 +171,7 @@ def fedcor_cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 @MODELS.register("lenet")
-def lenet(shape: Shape, classes: int) -> nn.Module:
+def _lenet(shape: Shape, classes: int) -> nn.Module:
     """Network of the PyTorch CIFAR-10 tutorial: 5x5 convolutions of 6 and 16, dense 120 and 84."""
     channels, height, width = _image(shape, "lenet")
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
@@ -184,22 +184,22 @@ def lenet(shape: Shape, classes: int) -> nn.Module:
 
 
 @MODELS.register("vgg11")
-def vgg11(shape: Shape, classes: int) -> nn.Module:
+def _vgg11(shape: Shape, classes: int) -> nn.Module:
     """VGG-11 ([Simonyan2015]_, configuration A) for images of at least 32x32.
 
     It has no BatchNorm or dropout, and one dense layer after the convolutions, as is usual for CIFAR. Convolutions are
     initialised from He's normal distribution, because torch's default does not train a stack this deep.
     """
-    return _vgg11("vgg11", shape, classes, normalised=False)
+    return _build_vgg11("vgg11", shape, classes, normalised=False)
 
 
 @MODELS.register("vgg11-bn")
-def vgg11_bn(shape: Shape, classes: int) -> nn.Module:
+def _vgg11_bn(shape: Shape, classes: int) -> nn.Module:
     """VGG-11 as above, with batch normalisation after each convolution; running statistics are part of the model."""
-    return _vgg11("vgg11-bn", shape, classes, normalised=True)
+    return _build_vgg11("vgg11-bn", shape, classes, normalised=True)
 
 
-def _vgg11(name: str, shape: Shape, classes: int, *, normalised: bool) -> nn.Module:
+def _build_vgg11(name: str, shape: Shape, classes: int, *, normalised: bool) -> nn.Module:
     channels, height, width = _image(shape, name)
     if min(height, width) < 32:
         raise InputError(

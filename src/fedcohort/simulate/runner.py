@@ -207,8 +207,10 @@ class Simulation:
     # -- the directory -----------------------------------------------------------------------------------------
 
     def _writer(self, before: Mapping[str, RunInfo], saved: Mapping[str, Mapping[str, Any]]) -> ExperimentWriter:
-        for plan, key in zip(self.experiment.plans, self.prepared.federation_keys, strict=True):
-            self._infos[plan.id] = before.get(plan.id) or RunInfo(
+        groups = self.prepared.groups.items()
+        ended = {place for number, places in groups if self.resumed and self.has_ended(number) for place in places}
+        for place, (plan, key) in enumerate(zip(self.experiment.plans, self.prepared.federation_keys, strict=True)):
+            info = before.get(plan.id) or RunInfo(
                 id=plan.id,
                 selector=plan.selector.name,
                 label=plan.label,
@@ -217,8 +219,15 @@ class Simulation:
                 params=values_of(plan.selector),
                 federation=key,
             )
+            facts = saved.get(plan.id, {})
+            self._infos[plan.id] = replace(  # as in the checkpoint; runs.json may be ahead of it
+                info,
+                state=facts["state"] if place in ended else "running",
+                reason=facts["reason"] if place in ended else "",
+                rounds_done=facts.get("round", 0),
+                engines=parse_engines(facts.get("engines")),
+            )
         if self.resumed:
-            self._take_over_states(saved)
             return ExperimentWriter(self.out)
         writer = ExperimentWriter.create(self.out)
         kept = next((p.data.source for p in self.experiment.plans if isinstance(p.data.source, InMemory)), None)
@@ -227,18 +236,6 @@ class Simulation:
         self._write_facts(writer)
         writer.begin(to_toml(self.experiment.table), self._meta())
         return writer
-
-    def _take_over_states(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Set every run to the state in its checkpoint; runs.json may be ahead of it."""
-        for number, places in self.prepared.groups.items():
-            ended = self.has_ended(number)
-            for name in (self.experiment.plans[i].id for i in places):
-                state, reason = (saved[name]["state"], saved[name]["reason"]) if ended else ("running", "")
-                done = saved[name]["round"] if name in saved else 0
-                engines = parse_engines(saved.get(name, {}).get("engines"))
-                self._infos[name] = replace(
-                    self._infos[name], state=state, reason=reason, rounds_done=done, engines=engines
-                )
 
     def _write_facts(self, writer: ExperimentWriter) -> None:
         """Write the federations and runs that the directory does not have yet."""

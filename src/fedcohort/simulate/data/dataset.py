@@ -65,51 +65,41 @@ class Dataset:
     remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        name, train = self.name, (self.x_train, self.y_train, self.writers)
-        for part, (x, y, writers) in (("training", train), ("testing", (self.x_test, self.y_test, self.writers_test))):
-            if x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y) or len(y) == 0:
-                raise InputError(
-                    f"The {part} samples of {name!r} must be (n, ...) with (n,) labels, n > 0. Got {x.shape} and "
-                    f"{y.shape}.",
-                    hint=f"there are {len(x):,} samples and {len(y):,} labels" if len(x) != len(y) else None,
+        def require(valid: bool, problem: str, hint: str | None = None) -> None:
+            if not valid:
+                raise InputError(f"The dataset {self.name!r} cannot be used: {problem}.", hint=hint)
+
+        train, test = (self.x_train, self.y_train, self.writers), (self.x_test, self.y_test, self.writers_test)
+        for part, (x, y, writers) in (("training", train), ("test", test)):
+            shaped = x.ndim >= 2 and y.ndim in (1, 2) and len(x) == len(y) > 0
+            require(shaped, f"its {part} set must be samples (n, ...) and labels (n,), n > 0. Got {x.shape}, {y.shape}")
+            numbers = x.dtype.kind in "fiu" and (y.dtype.kind in "iu" or (y.dtype.kind == "f" and y.ndim == 2))
+            require(
+                numbers,
+                f"its {part} samples must be numbers, and labels integers. Got {x.dtype}, {y.dtype} {y.shape}",
+                "numbers to be predicted are (n, outputs) float32, as from_arrays(..., target='number') makes",
+            )
+            for content, array, first in (("samples", x, self.x_train), ("labels", y, self.y_train)):
+                # Bytes are standardised later, floats are not: a mixture would be on two scales.
+                require(
+                    array.shape[1:] == first.shape[1:] and array.dtype.kind == first.dtype.kind,
+                    f"its {content} must have one type and one shape. Got {first.dtype} {first.shape[1:]} for training "
+                    f"and {array.dtype} {array.shape[1:]} for testing",
+                    "give samples both as uint8, or both as float32 on one scale",
                 )
-            if x.dtype.kind not in "fiu" or y.dtype.kind not in "iuf" or (y.dtype.kind == "f" and y.ndim == 1):
-                raise InputError(
-                    f"The {part} samples of {name!r} must be numbers and their labels integers. Got {x.dtype} and "
-                    f"{y.dtype}.",
-                    hint="numbers to be predicted are (n, outputs) float32, as from_arrays(..., target='number') makes"
-                    if y.dtype.kind == "f"
-                    else None,
-                )
-            for content, array, of_train in (("samples", x, self.x_train), ("targets", y, self.y_train)):
-                if array.shape[1:] != of_train.shape[1:] or array.dtype.kind != of_train.dtype.kind:
-                    raise InputError(
-                        f"The {content} of {name!r} must have one type and one shape. Got {of_train.dtype} "
-                        f"{of_train.shape[1:]} for training and {array.dtype} {array.shape[1:]} for testing.",
-                        # Bytes are standardised later, floats are not: a mixture would be on two scales.
-                        hint="give samples both as uint8, or both as float32 on one scale",
-                    )
-                if array.dtype.kind == "f" and not np.isfinite(array).all():
-                    raise InputError(f"The {part} {content} of {name!r} contain NaN or infinite numbers.")
+                finite = array.dtype.kind != "f" or bool(np.isfinite(array).all())
+                require(finite, f"its {part} {content} contain NaN or infinite numbers")
             low, high = y.min(), y.max()
-            if self.target != "number" and not 0 <= low <= high < self.classes:
-                raise InputError(
-                    f"The {part} labels of {name!r} must be in 0 .. {self.classes - 1}. Got {low} .. {high}."
-                )
-            if writers is not None and writers.shape != y.shape[:1]:
-                raise InputError(
-                    f"The dataset {name!r} must have one writer per sample. Got {writers.shape} for {y.shape[:1]}."
-                )
-        if len(self.class_names) != self.classes:
-            raise InputError(
-                f"The dataset {name!r} has {self.classes} classes and {len(self.class_names)} class names."
-            )
-        highest = -1 if self.writers is None else int(self.writers.max(initial=-1))
-        if self.writer_names is not None and highest >= len(self.writer_names):
-            raise InputError(
-                f"The dataset {name!r} names {len(self.writer_names)} writers, but one of its samples is by writer "
-                f"{highest}."
-            )
+            if self.target != "number":
+                known = 0 <= low <= high < self.classes
+                require(known, f"its {part} labels must be in 0 .. {self.classes - 1}. Got {low} .. {high}")
+            if writers is not None:
+                require(writers.shape == y.shape[:1], f"it must name one writer per sample. Got {writers.shape}")
+        named = len(self.class_names)
+        require(named == self.classes, f"it has {self.classes} classes and {named} class names")
+        if self.writer_names is not None and self.writers is not None:
+            known, last = len(self.writer_names), int(self.writers.max(initial=-1))
+            require(last < known, f"it names {known} writers, but one of its samples is by writer {last}")
 
     def __deepcopy__(self, memo: object) -> Dataset:
         """Return itself, because a dataset is immutable and may be large."""

@@ -84,27 +84,22 @@ def read_idx(path: Path, dimensions: int) -> AnyArray:
         return np.frombuffer(body, dtype=np.uint8).reshape(shape)
 
 
-def read_delta(path: Path, x: AnyArray, y: AnyArray) -> None:
-    """Decode an archive of two-dimensional differences into ``x`` (n, H, W, 3) and ``y`` (n,), in place.
+def read_delta(path: Path) -> tuple[AnyArray, AnyArray]:
+    """Return images (n, H, W, 3) and labels (n,) of an archive of two-dimensional differences.
 
     ``d`` (3, n, H, W) holds the planes G, R - G and B - G, each as differences along rows and columns, modulo 256.
-    A few thousand images are decoded at a time, so this needs little more memory than the result.
     """
     arrays = read_npz(path, ["d", "y"])
     planes, labels = arrays["d"], arrays["y"]
-    expected = (3, len(x), *x.shape[1:3])
-    if planes.shape != expected or labels.shape != (len(x),) or planes.dtype != np.uint8:
+    if planes.ndim != 4 or planes.dtype != np.uint8 or planes.shape[:2] != (3, *labels.shape):
         raise content_error(
-            path, f"it must hold d {expected} uint8 and y ({len(x)},), but it has {planes.shape} and {labels.shape}"
+            path, f"it must hold d (3, n, H, W) uint8 and y (n,), but it has {planes.shape} and {labels.shape}"
         )
-    for start in range(0, len(x), 4096):
-        # Bytes wrap around in sums as they did in differences, so the sums are exact.
-        part = planes[:, start : start + 4096].copy()
-        part[1:] += part[0]
-        np.add.accumulate(part, axis=2, out=part)
-        np.add.accumulate(part, axis=3, out=part)
-        x[start : start + 4096] = part[[1, 0, 2]].transpose(1, 2, 3, 0)  # green is first in the file
-    y[:] = labels
+    # Bytes wrap around in sums as they did in differences, so the sums are exact.
+    planes[1:] += planes[0]
+    np.add.accumulate(planes, axis=2, out=planes)
+    np.add.accumulate(planes, axis=3, out=planes)
+    return np.ascontiguousarray(planes[[1, 0, 2]].transpose(1, 2, 3, 0)), labels  # green is first in the file
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -186,4 +181,4 @@ def _parse_batch(path: Path, file: IO[bytes]) -> tuple[AnyArray, AnyArray]:
         raise content_error(
             path, f"data must be (n, 3072) uint8 with n labels, but it is {data.shape} {data.dtype}, {labels.shape}"
         )
-    return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+    return np.ascontiguousarray(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels

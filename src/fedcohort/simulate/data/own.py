@@ -22,7 +22,8 @@ from fedcohort.simulate.data.dataset import Dataset, Target, from_arrays
 from fedcohort.simulate.data.partitioner import columns_of
 from fedcohort.simulate.data.pictures import read_pictures
 from fedcohort.simulate.data.sources import DATASETS, Source
-from fedcohort.simulate.data.tables import TableFile, dataset_of_tables, memory_bytes
+from fedcohort.simulate.data.tables import TableFile, dataset_of_tables
+from fedcohort.simulate.memory_check import memory_limit
 
 _TABLES = (".csv", ".parquet")
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "clients", "client_names", "class_names")
@@ -152,7 +153,7 @@ class OwnFile(Source):
         if path.is_dir():
             return (path / "clients.npy").is_file()
         try:
-            return path.suffix == ".npz" and "clients" in array_shapes(path, memory_bytes())
+            return path.suffix == ".npz" and "clients" in array_shapes(path, memory_limit())
         except (ArchiveError, OSError, FedcohortError):
             return False
 
@@ -219,7 +220,7 @@ def _read_arrays(path: Path) -> dict[str, AnyArray]:
         )
     try:
         if not path.is_dir():
-            return read_arrays(path, memory_bytes())
+            return read_arrays(path, memory_limit())
         files = [file for file in sorted(path.glob("*.npy")) if file.stem in _ARRAYS]
         return {file.stem: np.load(file, allow_pickle=False) for file in files}
     except (ArchiveError, *DAMAGE) as error:
@@ -340,7 +341,6 @@ class HuggingFaceDataset(Source):
 
 
 @DATASETS.register("flwr")
-@dataclass(frozen=True, kw_only=True)
 class FlwrDataset(HuggingFaceDataset):
     """A dataset on the Hugging Face Hub, by name. It needs flwr_datasets."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -37,16 +39,22 @@ def read_pictures(path: Path) -> tuple[Pictures, Pictures | None, tuple[str, ...
             f"{path} is a folder of images, which need Pillow to be read. It is not installed.",
             hint="pip install pillow",
         ) from error
+
+    @contextmanager
+    def opened(file: Path) -> Iterator[Image.Image]:
+        try:
+            with Image.open(file) as image:  # reads the header only
+                yield image
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise DataError(f"{file} cannot be read as an image: {error}.", hint="repair or remove it") from error
+
     # Two passes: the headers say how much memory all images need, before one of them is decoded.
     whole = [file for part in files for file, _ in part]
     sizes, grey = set(), True
     for file in whole:
-        try:
-            with Image.open(file) as image:  # reads the header only
-                sizes.add(image.size)
-                grey = grey and image.mode in ("1", "L", "LA")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"{file} cannot be read as an image: {error}.", hint="repair or remove it") from error
+        with opened(file) as image:
+            sizes.add(image.size)
+            grey = grey and image.mode in ("1", "L", "LA")
     scaled = len(sizes) > 1
     # A batch needs one shape. Images of one size keep it.
     width, height = (_SIDE, _SIDE) if scaled else next(iter(sizes))
@@ -56,12 +64,9 @@ def read_pictures(path: Path) -> tuple[Pictures, Pictures | None, tuple[str, ...
     for part in files:
         x = np.empty((len(part), *shape), np.uint8)
         for row, (file, _) in zip(x, part, strict=True):
-            try:
-                with Image.open(file) as image:
-                    picture = image.convert("L" if grey else "RGB")
-                    row[:] = np.asarray(picture.resize((width, height)) if scaled else picture)
-            except (OSError, ValueError, SyntaxError) as error:
-                raise DataError(f"{file} cannot be read as an image: {error}.", hint="repair or remove it") from error
+            with opened(file) as image:
+                picture = image.convert("L" if grey else "RGB")
+                row[:] = np.asarray(picture.resize((width, height)) if scaled else picture)
         parts.append((x, np.array([name for _, name in part])))
     remark = f"the images in {path} have several sizes, so all were scaled to {width} x {height} pixels"
     return parts[0], parts[1] if test is not None else None, (remark,) if scaled else ()

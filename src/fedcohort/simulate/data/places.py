@@ -39,29 +39,24 @@ class Resource:
     sum: str
 
 
-def user_folder() -> Path:
-    """Return the default folder for downloads."""
+def _named(folder: str | os.PathLike[str] | None) -> list[Path]:
+    """Return the folders that the user names, the argument and FEDCOHORT_DATA."""
+    return [Path(place).expanduser() for place in (folder, os.environ.get(ENVIRONMENT)) if place]
+
+
+def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fedcohort"
+    return ((Path(base) if base else Path.home() / ".cache") / "fedcohort").expanduser()
 
 
 def folders(folder: str | os.PathLike[str] | None) -> list[Path]:
     """Return the folders to search: the argument, FEDCOHORT_DATA, ``data`` here and one level up, the user's cache."""
-    places = []
-    if folder is not None:
-        places.append(Path(folder))
-    if os.environ.get(ENVIRONMENT):
-        places.append(Path(os.environ[ENVIRONMENT]))
-    places += [Path.cwd() / "data", Path.cwd().parent / "data", user_folder()]
-    return list(dict.fromkeys(path.expanduser() for path in places))
+    return list(dict.fromkeys([*_named(folder), Path.cwd() / "data", Path.cwd().parent / "data", _cache()]))
 
 
 def download_folder(folder: str | os.PathLike[str] | None) -> Path:
     """Return the folder for downloads: the argument, FEDCOHORT_DATA, or the user's cache."""
-    if folder is not None:
-        return Path(folder).expanduser()
-    named = os.environ.get(ENVIRONMENT)
-    return Path(named).expanduser() if named else user_folder()
+    return next(iter(_named(folder)), _cache())
 
 
 def fetch(resource: Resource, folder: Path) -> Path:

@@ -7,9 +7,8 @@ import logging
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -237,35 +236,6 @@ def assemble(
         raise files.content_error(where, error.message.rstrip(".")) from error
 
 
-def _verify(
-    where: Path,
-    arrays: Mapping[str, AnyArray],
-    *,
-    official: int,
-    sums: Mapping[str, str],
-    digest: Callable[[AnyArray], str],
-) -> None:
-    """Compare the arrays with their published checksums if the dataset has its full size."""
-    if len(arrays["x_train"]) != official:
-        log.warning("%s has %d training samples, not %d, so it is not checked", where, len(arrays["x_train"]), official)
-        return
-    for key, expected in sums.items():
-        if digest(np.ascontiguousarray(arrays[key]).astype(np.uint8, copy=False)) != expected:
-            raise DataError(
-                f"The data in {where} are damaged, changed or another dataset: {key} does not have the published "
-                f"checksum {expected}.",
-                hint="fetch them again; with check=False they are read without this check",
-            )
-
-
-def idx_sum(array: AnyArray, kind: str) -> str:
-    """Return the checksum of the uncompressed idx file with this array, whatever format the array was read from."""
-    head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    digest = hashlib.new(kind, head, usedforsecurity=False)  # a system in FIPS mode refuses MD5 otherwise
-    digest.update(array.data)
-    return digest.hexdigest()
-
-
 _IDX = {
     "x_train": ("train-images-idx3-ubyte", "train-images.idx3-ubyte"),
     "y_train": ("train-labels-idx1-ubyte", "train-labels.idx1-ubyte"),
@@ -274,37 +244,77 @@ _IDX = {
 }
 
 
-class _MnistLike(FileSource):
+@dataclass(frozen=True, kw_only=True)
+class _Published(FileSource):
+    """Images with published checksums."""
+
+    check: bool = param(True, Boolean(), "compare full-size data with their published checksums")
+
+    labels: ClassVar[tuple[str, ...]]
+    shape: ClassVar[tuple[int, ...]]  # of an image
+    full_size: ClassVar[int]  # training samples
+    sums: ClassVar[tuple[str, str, str, str]]
+
+    def arrays(self, folder: Path) -> tuple[Path, dict[str, AnyArray]] | None:
+        """Return where the data are, and the four arrays; None if the folder has none of the files."""
+        raise NotImplementedError(type(self).__name__)
+
+    def digest(self, array: AnyArray) -> str:
+        """Return the checksum of bytes, whatever format they were read from."""
+        return hashlib.sha256(array.data).hexdigest()
+
+    def read(self, folder: Path) -> Dataset | None:
+        """Read the first format that the folder has."""
+        found = self.arrays(folder)
+        if found is None:
+            return None
+        where, arrays = found
+        data = assemble(self.name, where, arrays, class_names=self.labels, shape=self.shape)
+        size = len(data.y_train)
+        if self.check and size != self.full_size:
+            log.warning("%s has %d training samples, not %d, so it is not checked", where, size, self.full_size)
+        elif self.check:
+            for key, expected in zip(_PARTS, self.sums, strict=True):
+                if self.digest(arrays[key].astype(np.uint8, copy=False)) != expected:
+                    raise DataError(
+                        f"The data in {where} are damaged, changed or another dataset: {key} does not have the "
+                        f"published checksum {expected}.",
+                        hint="fetch them again; with check=False they are read without this check",
+                    )
+        return data
+
+
+class _MnistLike(_Published):
     """28 x 28 grey images in idx files or one NumPy archive."""
 
     archives: ClassVar[tuple[str, ...]]
-    labels: ClassVar[tuple[str, ...]]
-    kind: ClassVar[str] = "md5"
-    sums: ClassVar[tuple[str, str, str, str]]  # of the four uncompressed idx files
-    check: bool
+    kind: ClassVar[str] = "md5"  # of the checksums, which are of the four uncompressed idx files
+    shape = (28, 28)
+    full_size = 60_000
 
     def expected_files(self) -> str:
         """Name the files."""
         return f"{self.archives[0]} or train-images-idx3-ubyte.gz and its three companions"
 
-    def read(self, folder: Path) -> Dataset | None:
+    def digest(self, array: AnyArray) -> str:
+        """Return the checksum of the uncompressed idx file with this array."""
+        head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+        digest = hashlib.new(self.kind, head, usedforsecurity=False)  # a system in FIPS mode refuses MD5 otherwise
+        digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def arrays(self, folder: Path) -> tuple[Path, dict[str, AnyArray]] | None:
         """Read the archive or the idx files."""
         where = first_file(folder, self.archives)
         if where is not None:
-            arrays = files.read_npz(where, _PARTS)
-        else:
-            where, names = folder, {key: (*plain, *(f"{name}.gz" for name in plain)) for key, plain in _IDX.items()}
-            if not any(first_file(folder, each) for each in names.values()):
-                return None
-            arrays = {
-                key: files.read_idx(_existing(folder, *each), 3 if key.startswith("x") else 1)
-                for key, each in names.items()
-            }
-        data = assemble(self.name, where, arrays, class_names=self.labels, shape=(28, 28))
-        if self.check:
-            sums = dict(zip(_PARTS, self.sums, strict=True))
-            _verify(where, arrays, official=60_000, sums=sums, digest=partial(idx_sum, kind=self.kind))
-        return data
+            return where, files.read_npz(where, _PARTS)
+        names = {key: (*plain, *(f"{name}.gz" for name in plain)) for key, plain in _IDX.items()}
+        if not any(first_file(folder, each) for each in names.values()):
+            return None
+        return folder, {
+            key: files.read_idx(_existing(folder, *each), 3 if key.startswith("x") else 1)
+            for key, each in names.items()
+        }
 
 
 def _idx_resources(base: str, kind: str, sums: tuple[str, str, str, str]) -> tuple[Resource, ...]:
@@ -314,15 +324,10 @@ def _idx_resources(base: str, kind: str, sums: tuple[str, str, str, str]) -> tup
     )
 
 
-_CHECK = "compare full-size data with their published checksums"
-
-
 @DATASETS.register("mnist")
-@dataclass(frozen=True, kw_only=True)
 class Mnist(_MnistLike):
     """MNIST: 60,000 + 10,000 handwritten digits of 28 x 28 pixels (LeCun et al. 1998)."""
 
-    check: bool = param(True, Boolean(), _CHECK)
     archives = ("mnist.npz",)
     labels = _DIGITS
     subfolders = ("mnist", "MNIST/raw")
@@ -346,11 +351,9 @@ class Mnist(_MnistLike):
 
 
 @DATASETS.register("fashion-mnist")
-@dataclass(frozen=True, kw_only=True)
 class FashionMnist(_MnistLike):
     """Fashion-MNIST: 60,000 + 10,000 pieces of clothing of 28 x 28 pixels (Xiao, Rasul and Vollgraf 2017)."""
 
-    check: bool = param(True, Boolean(), _CHECK)
     archives = ("fashion_mnist.npz", "fashion-mnist.npz")
     labels = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
     subfolders = ("fashion-mnist", "FashionMNIST/raw")
@@ -374,20 +377,20 @@ _CIFAR_DELTA = ("cifar10_train_1.npz", "cifar10_train_2.npz", "cifar10_test.npz"
 
 
 @DATASETS.register("cifar10")
-@dataclass(frozen=True, kw_only=True)
-class Cifar10(FileSource):
+class Cifar10(_Published):
     """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32 pixels (Krizhevsky 2009)."""
 
-    check: bool = param(True, Boolean(), _CHECK)
     labels = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     subfolders = ("cifar10", "cifar-10-batches-py")
     advice = "put cifar-10-python.tar.gz, or the folder cifar-10-batches-py from it, into one of these folders"
-    sums: ClassVar[Mapping[str, str]] = {
-        "x_train": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
-        "y_train": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
-        "x_test": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
-        "y_test": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
-    }
+    shape = (32, 32, 3)
+    full_size = 50_000
+    sums = (
+        "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
+        "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+        "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
+        "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+    )
     resources = (
         Resource(
             "cifar-10-python.tar.gz",
@@ -400,55 +403,20 @@ class Cifar10(FileSource):
         """Name the files."""
         return "cifar10.npz, cifar10_train_1.npz and its two companions, data_batch_1 to 5, or cifar-10-python.tar.gz"
 
-    def read(self, folder: Path) -> Dataset | None:
+    def arrays(self, folder: Path) -> tuple[Path, dict[str, AnyArray]] | None:
         """Read the first format that the folder has."""
         where: Path | None
         if (where := first_file(folder, ("cifar10.npz",))) is not None:
-            arrays = files.read_npz(where, _PARTS)
-        elif first_file(folder, _CIFAR_DELTA) is not None:
-            where, arrays = folder, self._read_delta([_existing(folder, name) for name in _CIFAR_DELTA])
+            return where, files.read_npz(where, _PARTS)
+        if first_file(folder, _CIFAR_DELTA) is not None:
+            where, parts = folder, [files.read_delta(_existing(folder, name)) for name in _CIFAR_DELTA]
         elif first_file(folder, _CIFAR_BATCHES) is not None:
-            where, arrays = folder, self._read_batches([(_existing(folder, name), None) for name in _CIFAR_BATCHES])
+            where = folder
+            parts = [files.read_cifar_batch(_existing(folder, name), None) for name in _CIFAR_BATCHES]
         elif (where := first_file(folder, ("cifar-10-python.tar.gz",))) is not None:
-            arrays = self._read_batches([(where, f"cifar-10-batches-py/{name}") for name in _CIFAR_BATCHES])
+            parts = [files.read_cifar_batch(where, f"cifar-10-batches-py/{name}") for name in _CIFAR_BATCHES]
         else:
             return None
-        data = assemble(self.name, where, arrays, class_names=self.labels, shape=(32, 32, 3))
-        if self.check:
-            _verify(
-                where,
-                arrays,
-                official=50_000,
-                sums=self.sums,
-                digest=lambda array: hashlib.sha256(array.data).hexdigest(),
-            )
-        return data
-
-    def _read_delta(self, paths: list[Path]) -> dict[str, AnyArray]:
-        # Read the labels first for the sizes, because images are decoded into one array for both training files.
-        sizes = []
-        for path in paths:
-            labels = files.read_npz(path, ["y"])["y"]
-            if labels.ndim != 1:
-                raise files.content_error(path, f"y must be one-dimensional, but it is {labels.shape}")
-            sizes.append(len(labels))
-        cut = sizes[0]
-        x, x_test = (np.empty((n, 32, 32, 3), dtype=np.uint8) for n in (cut + sizes[1], sizes[2]))
-        y, y_test = (np.empty(len(images), dtype=np.int64) for images in (x, x_test))
-        for path, images, labels in (
-            (paths[0], x[:cut], y[:cut]),
-            (paths[1], x[cut:], y[cut:]),
-            (paths[2], x_test, y_test),
-        ):
-            files.read_delta(path, images, labels)
-        return {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
-
-    def _read_batches(self, batches: list[tuple[Path, str | None]]) -> dict[str, AnyArray]:
-        *train, test = [files.read_cifar_batch(path, member) for path, member in batches]
-        x = np.empty((sum(len(y) for _, y in train), 32, 32, 3), dtype=np.uint8)
-        return {
-            "x_train": np.concatenate([images for images, _ in train], out=x),
-            "y_train": np.concatenate([labels for _, labels in train]),
-            "x_test": np.ascontiguousarray(test[0]),
-            "y_test": test[1],
-        }
+        *train, (x_test, y_test) = parts
+        x, y = (np.concatenate(part) for part in zip(*train, strict=True))
+        return where, {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +32,11 @@ def dataset_of_tables(name: str, tables: list[TableFile], options: OwnFile) -> D
     for table in tables:  # a test table needs no clients, because the server tests
         for column in (label, *features, *([client] if client is not None and table is first else [])):
             table.require_column(column)
-    for column in features:
-        if column in (label, client):
-            raise InputError(
-                f"The column {column!r} of {first.title} cannot be a feature, because it is the label or the client."
-            )
+    used_twice = next((column for column in features if column in (label, client)), None)
+    if used_twice is not None:
+        raise InputError(
+            f"The column {used_twice!r} of {first.title} cannot be a feature, because it is the label or the client."
+        )
     columns: list[list[AnyArray]] = [[] for _ in tables]
     is_number: list[bool] = []
     categories: list[str] = []
@@ -46,24 +45,22 @@ def dataset_of_tables(name: str, tables: list[TableFile], options: OwnFile) -> D
         if len({part.dtype.kind for part in parts}) > 1:
             titles = " and ".join(table.title for table in tables)
             raise InputError(f"The column {column!r} holds numbers in one of {titles} and text in the other.")
-        if parts[0].dtype.kind != "U":
-            for held, part in zip(columns, parts, strict=True):
-                held.append(part)
-            is_number.append(True)
-            continue
-        # A text that only the test table has is none of the known ones, so all its columns are 0.
-        known = np.unique(parts[0])
-        categories.append(f"{column!r} ({len(known)})")
+        is_text = parts[0].dtype.kind == "U"
+        if is_text:
+            # A text that only the test table has is none of the known ones, so all its columns are 0.
+            known = np.unique(parts[0])
+            categories.append(f"{column!r} ({len(known)})")
+            parts = [(part[:, None] == known).astype(np.float64) for part in parts]
         for held, part in zip(columns, parts, strict=True):
-            held += [(part == value).astype(np.float64) for value in known]
-        is_number += [False] * len(known)
+            held.append(part.reshape(len(part), -1))
+        is_number += [not is_text] * columns[0][-1].shape[1]
     remarks: tuple[str, ...] = ()
     if categories:
         shown = ", ".join(categories[:_SHOWN]) + (", ..." if len(categories) > _SHOWN else "")
         remarks = (f"each text in these columns of {first.short} became a feature that is 0 or 1: {shown}",)
     arrays: list[AnyArray] = []
     for table, held in zip(tables, columns, strict=True):
-        arrays += [np.stack(held, axis=1), table.numbers(label) if options.target == "number" else table.labels(label)]
+        arrays += [np.hstack(held), table.numbers(label) if options.target == "number" else table.labels(label)]
     dataset = from_arrays(
         *arrays,
         name=name,
@@ -79,11 +76,6 @@ def dataset_of_tables(name: str, tables: list[TableFile], options: OwnFile) -> D
         x_train, x_test = (((part - shift) / scale).astype(np.float32) for part in (dataset.x_train, dataset.x_test))
         dataset = dataclasses.replace(dataset, x_train=x_train, x_test=x_test)
     return dataclasses.replace(dataset, remarks=(*remarks, *dataset.remarks))
-
-
-def memory_bytes() -> int:
-    """Return the bytes of memory, which a small file may claim to exceed."""
-    return memory_limit() or sys.maxsize
 
 
 def _is_number(text: str) -> bool:
@@ -119,7 +111,7 @@ class TableFile:
         try:
             if path.suffix == ".parquet":
                 file = pa.parquet.ParquetFile(path)
-                check_parquet(file.metadata, memory_bytes())
+                check_parquet(file.metadata, memory_limit())
                 table = file.read(use_threads=False)
             else:
                 # An empty cell is missing, in columns of text too. No threads, because those that Arrow leaves behind
