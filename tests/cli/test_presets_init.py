@@ -11,8 +11,8 @@ import pytest
 
 from fedcohort.cli import options
 from fedcohort.scenario.presets import PRESETS, preset_table
-from fedcohort.simulate.comparison import base_table, describe_inherited
-from fedcohort.simulate.config.experiment import Configuration, Experiment
+from fedcohort.simulate.comparison import compared
+from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import DATASETS
 from fedcohort.simulate.data.places import folders
 from fedcohort.simulate.store.results import load
@@ -21,9 +21,9 @@ HEADLINE = ("compare", "--data", "fashion-mnist", "--scenario", "fedcor-1spc", "
 
 
 def test_the_headline_command_is_fedcors_setting():
-    base, origin = base_table(None, "fashion-mnist", "fedcor-1spc", True)
-    experiment = Experiment.from_dict({**base, "selectors": {"fedcor": {}}})
-    plan = experiment.plans[0]
+    choices = {"data": "fashion-mnist", "scenario": "fedcor-1spc", "selectors": ["fedcor"]}
+    experiment = compared(**choices)
+    plan, note = experiment.plans[0], experiment.notes[0]
     assert (plan.options.rounds, plan.options.cohort, plan.options.targets) == (500, 10, (0.62,))
     assert (plan.local.batch_size, plan.local.steps, plan.local.lr, plan.local.milestones) == (
         64,
@@ -32,16 +32,17 @@ def test_the_headline_command_is_fedcors_setting():
         (150, 300),
     )
     assert (plan.local.weight_decay, plan.aggregator.name, plan.selector.warmup) == (1e-4, "mean", 15)
-    assert "FedCor, Sec. 5.1 (ii)" in origin and "not in the paper" not in origin
-    final = Configuration.of(base)
-    assert "cohort 10, rounds 500, targets 0.62, batch_size 64" in describe_inherited(base, final)
-    assert "cohort" not in describe_inherited(base, final.with_section("run", {**base["run"], "cohort": 4}))
+    assert "FedCor, Sec. 5.1 (ii)" in note and "not in the paper" not in note
+    assert "cohort 10, rounds 500, targets 0.62, batch_size 64" in note
+    assert "cohort" not in compared(**choices, cohort=4).notes[0]
 
 
 def test_another_dataset_gets_the_training_without_the_targets():
-    base, origin = base_table(None, None, "fedcor-1spc", True)
-    assert base["data"] == {"name": "digits"} and "targets" not in base["run"] and "as for fashion-mnist" in origin
-    assert "not in the paper: local training, rounds, cohort" in base_table(None, "cifar10", "flash-noise", True)[1]
+    experiment = compared(scenario="fedcor-1spc", selectors=["uniform"])
+    assert experiment.plans[0].data.name == "digits" and experiment.plans[0].options.targets == ()
+    assert "as for fashion-mnist" in experiment.notes[0]
+    note = compared(data="cifar10", scenario="flash-noise", selectors=["uniform"]).notes[0]
+    assert "not in the paper: local training, rounds, cohort" in note
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -371,6 +371,7 @@ def test_two_processes_never_write_one_directory(tmp_path):
     [
         ({"data": {"name": "cifar10", "folder": "nowhere"}}, DataError, "nowhere"),
         ({"model": {"name": "lenet"}}, InputError, "images"),
+        ({"local": {"augment": True}}, InputError, "images"),
         ({"model": {"name": "mpl"}}, FedcohortError, "did you mean 'mlp'"),
         ({"model": {"name": "torch.nn:Identity"}}, InputError, "does not fit the classes"),
         ({"run": {"cohort": 13}}, InputError, "13 clients, its federation has 12"),
@@ -380,7 +381,19 @@ def test_two_processes_never_write_one_directory(tmp_path):
         ({"scenario": {"validation": 0.0}}, SignalError, "scenario.validation"),
         ({"filter": {"name": "fedca"}}, InputError, "server_validation"),
     ],
-    ids=["dataset", "shape", "model", "output", "cohort", "cuda", "device", "partition", "validation", "filter"],
+    ids=[
+        "dataset",
+        "shape",
+        "augment",
+        "model",
+        "output",
+        "cohort",
+        "cuda",
+        "device",
+        "partition",
+        "validation",
+        "filter",
+    ],
 )
 def test_impossible_experiments_are_refused_before_anything_is_written(tmp_path, change, error, message):
     if "data" in change:

@@ -53,7 +53,7 @@ def compared(
     name = dataset.name if dataset is not None else (section or {}).get("name")
     # The demo's two federations would be nonsense beside one that the user describes.
     federation = any(value is not None for value in (data, scenario, partition, clients))
-    base, origin = base_table(config, name, preset, selectors is not None, keep_settings=not federation)
+    base, origin = _base_table(config, name, preset, selectors is not None, keep_settings=not federation)
 
     # The user's choices, as sections.
     if preset is not None and config is None:
@@ -105,7 +105,7 @@ def compared(
         if selectors is None:
             configuration, left_out = _leave_out_unfit(configuration)
             notes += left_out
-    inherited = describe_inherited(base, configuration) if origin else ""
+    inherited = _describe_inherited(base, configuration) if origin else ""
     if inherited:
         notes.insert(0, f"from {origin}: {inherited}")
     configuration, supplied = supply_held_out_data(configuration)
@@ -172,7 +172,7 @@ def _as_table(argument: str, value: Any) -> dict[str, Any]:
 # -- defaults -----------------------------------------------------------------------------------------------------
 
 
-def base_table(
+def _base_table(
     config: Any, data: str | None, scenario: str | None, own_selectors: bool, *, keep_settings: bool = True
 ) -> tuple[dict[str, Any], str]:
     """Return the configuration to start from, and where it comes from if the user did not name one.
@@ -216,7 +216,7 @@ def base_table(
     return {"seeds": demo["seeds"], "model": {"name": "mlp"}, **preset_table(scenario, data), **plain}, origin
 
 
-def describe_inherited(base: Table, final: Configuration) -> str:
+def _describe_inherited(base: Table, final: Configuration) -> str:
     """List the values that an experiment inherits from the demo or a preset."""
     before, after, local = base["run"], values_of(final.parts["run"]), values_of(final.parts["local"])
     values = [(key, before.get(key), after.get(key)) for key in ("cohort", "rounds", "targets")]

@@ -38,10 +38,9 @@ class Progress(Listener):
         self._console = console or err()
         self._metric = metric or Metric()
         self._latest: dict[str, tuple[RunInfo, float | None]] = {}
-        self._done = self._first = self._total = self._rounds_per_run = 0
+        self._done = self._first = self._planned = self._rounds_per_run = 0
         self._began = self._due = 0.0
         self._state = "running"
-        self._ended: set[str] = set()
         self._live: Live | None = None
         self._notebook: Any = None
 
@@ -49,10 +48,7 @@ class Progress(Listener):
         """Draw for the first time."""
         self._latest = {run.id: (run, None) for run in runs}
         self._done = self._first = rounds_done
-        self._total, self._rounds_per_run = rounds_total, rounds_total // max(len(runs), 1)
-        self._ended = set()
-        for run in runs:
-            self._leave_out(run)
+        self._planned, self._rounds_per_run = rounds_total, rounds_total // max(len(runs), 1)
         self._began = time.monotonic()
         self._state = "running"
         self._due = self._began + _LINE_SECONDS
@@ -72,7 +68,6 @@ class Progress(Listener):
         value = row["accuracy" if self._metric.is_accuracy else "metric"]
         # A round that was not evaluated keeps the last score.
         self._latest[run.id] = (run, self._latest[run.id][1] if value is None else value)
-        self._leave_out(run)
         if self._live is None and time.monotonic() >= self._due:  # a terminal draws by itself
             if self._notebook is not None:
                 self._notebook.update(self)
@@ -80,12 +75,11 @@ class Progress(Listener):
                 say(self._console, str(self))
             self._due = time.monotonic() + (_LINE_SECONDS if self._notebook is None else _DRAW_SECONDS)
 
-    def _leave_out(self, run: RunInfo) -> None:
-        """Count no more rounds of a run that ended early, or the bar would never fill."""
-        # Once: another process hands over several rounds together, all with the state that the run has reached.
-        if run.state in ("stopped", "diverged", "failed") and run.id not in self._ended:
-            self._ended.add(run.id)
-            self._total -= max(self._rounds_per_run - run.rounds_done, 0)
+    @property
+    def _total(self) -> int:
+        """Rounds that will be played: without those of runs that ended early, or the bar would never fill."""
+        ended = (run for run, _ in self._latest.values() if run.state in ("stopped", "diverged", "failed"))
+        return self._planned - sum(max(self._rounds_per_run - run.rounds_done, 0) for run in ended)
 
     def on_end(self, state: str) -> None:
         """Draw for the last time in a notebook; clear the drawing in a terminal."""

@@ -321,9 +321,29 @@ class Simulation:
     def run(self) -> str:
         """Run all rounds; return "finished", or "interrupted" after :meth:`stop`."""
         with lock_folder(self.out), memory_errors():
-            return self._run()
+            self._prepare_folder()
+            self._done_before = sum(info.rounds_done for info in self._infos.values())
+            for listener in self.listeners:
+                listener.on_start(list(self._infos.values()), self._done_before, self.total)
+            state = "failed"
+            try:
+                self._report("running")
+                state = self._drive()
+                if state == "finished":
+                    self.writer.compact()
+                self._report(state)
+            except BaseException as error:
+                state, message = ("interrupted", "") if isinstance(error, KeyboardInterrupt) else ("failed", str(error))
+                with contextlib.suppress(FedcohortError, OSError):  # it may be the disk that failed
+                    self._report(state, message)
+                raise
+            finally:
+                for listener in self.listeners:
+                    listener.on_end(state)
+            return state
 
-    def _run(self) -> str:
+    def _prepare_folder(self) -> None:
+        """Remove what dead processes left, and write what the directory lacks."""
         self.writer.tidy()
         for path in live_files(self.out):  # left by processes that died
             remove_live(path)
@@ -332,25 +352,6 @@ class Simulation:
         self._write_facts(self.writer)
         if self._extension is not None:
             self.writer.extend(self._extension, self.experiment.baseline, self._command)
-        self._done_before = sum(info.rounds_done for info in self._infos.values())
-        for listener in self.listeners:
-            listener.on_start(list(self._infos.values()), self._done_before, self.total)
-        state = "failed"
-        try:
-            self._report("running")
-            state = self._drive()
-            if state == "finished":
-                self.writer.compact()
-            self._report(state)
-        except BaseException as error:
-            state, message = ("interrupted", "") if isinstance(error, KeyboardInterrupt) else ("failed", str(error))
-            with contextlib.suppress(FedcohortError, OSError):  # it may be the disk that failed
-                self._report(state, message)
-            raise
-        finally:
-            for listener in self.listeners:
-                listener.on_end(state)
-        return state
 
     def _drive(self) -> str:
         if self.experiment.options.engine == "ray":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -165,15 +165,7 @@ class OwnFile(Source):
                 f"'data.{unused[0]}' is for tables, but {path} holds arrays.",
                 hint="with arrays, use x_test and y_test for testing, and 'clients' for the client of each sample",
             )
-        remarks: tuple[str, ...] = ()
-        arrays = _read_arrays(path)
-        if path.is_dir() and not arrays and (pictures := read_pictures(path)) is not None:
-            if self.target != "class":
-                raise InputError(f"{path} is a folder of images, which have classes.", hint="leave out --task")
-            train, test, remarks = pictures
-            arrays = {"x_train": train[0], "y_train": train[1]}
-            arrays |= {} if test is None else {"x_test": test[0], "y_test": test[1]}
-        _check_names(path, arrays)
+        arrays, remarks = _read_arrays(path, self.target)
         dataset = from_arrays(
             arrays["x_train"],
             arrays["y_train"],
@@ -190,41 +182,45 @@ class OwnFile(Source):
         return dataclasses.replace(dataset, remarks=(*remarks, *dataset.remarks))
 
 
-def _check_names(path: Path, arrays: Mapping[str, AnyArray]) -> None:
+def _read_arrays(path: Path, target: Target) -> tuple[dict[str, AnyArray], tuple[str, ...]]:
+    """Read an archive or a folder, and return what :func:`from_arrays` takes, by name, and remarks."""
+    remarks: tuple[str, ...] = ()
+    hint = f"arrays are found by name: {', '.join(_ARRAYS)}; x_train and y_train are required"
+    try:
+        if path.suffix == ".npz":
+            arrays = read_arrays(path, memory_limit())
+        elif path.is_dir():  # which may hold other files, too
+            files = [file for file in sorted(path.glob("*.npy")) if file.stem in _ARRAYS]
+            arrays = {file.stem: np.load(file, allow_pickle=False) for file in files}
+            hint += "; images are found in a subfolder for each class"
+        else:
+            raise DataError(
+                f"{path} is not a data file that fedcohort can read.",
+                hint=f"name the class in that file: {path.name}:CLASS"
+                if path.suffix == ".py"
+                else "it reads .csv, .parquet, .npz, folders of .npy, and folders of images by class",
+            )
+    except (ArchiveError, *DAMAGE) as error:
+        raise DataError(f"{path} cannot be read as plain arrays: {error}.") from error
+    if not arrays and (pictures := read_pictures(path)) is not None:
+        if target != "class":
+            raise InputError(f"{path} is a folder of images, which have classes.", hint="leave out --task")
+        (x_train, y_train), test, remarks = pictures
+        arrays = {"x_train": x_train, "y_train": y_train}
+        if test is not None:
+            arrays["x_test"], arrays["y_test"] = test
     missing = [key for key in ("x_train", "y_train") if key not in arrays]
     if missing:
-        raise DataError(
-            f"{path} has no {' and no '.join(missing)}. It has: {', '.join(arrays) or 'no arrays'}.",
-            hint=f"arrays are found by name: {', '.join(_ARRAYS)}; x_train and y_train are required"
-            + ("; images are found in a subfolder for each class" if path.is_dir() else ""),
-        )
+        has = ", ".join(arrays) or "no arrays"
+        raise DataError(f"{path} has no {' and no '.join(missing)}. It has: {has}.", hint=hint)
     extra = [key for key in arrays if key not in _ARRAYS]
     if extra:
         near = nearest(extra[0], [key for key in _ARRAYS if key not in arrays])
         raise DataError(
             f"{path} has an array {extra[0]!r}, which is not part of a dataset. Known: {', '.join(_ARRAYS)}.",
-            hint=f"did you mean {near!r}?"
-            if near
-            else "the client of each sample goes into 'clients'; remove other arrays",
+            hint=f"did you mean {near!r}?" if near else "remove it; the client of each sample goes into 'clients'",
         )
-
-
-def _read_arrays(path: Path) -> dict[str, AnyArray]:
-    """Read a .npz archive, or a folder of .npy files, which may hold other files too."""
-    if not path.is_dir() and path.suffix != ".npz":
-        raise DataError(
-            f"{path} is not a data file that fedcohort can read.",
-            hint=f"name the class in that file: {path.name}:CLASS"
-            if path.suffix == ".py"
-            else "it reads .csv, .parquet, .npz, folders of .npy, and folders of images by class",
-        )
-    try:
-        if not path.is_dir():
-            return read_arrays(path, memory_limit())
-        files = [file for file in sorted(path.glob("*.npy")) if file.stem in _ARRAYS]
-        return {file.stem: np.load(file, allow_pickle=False) for file in files}
-    except (ArchiveError, *DAMAGE) as error:
-        raise DataError(f"{path} cannot be read as plain arrays: {error}.") from error
+    return arrays, remarks
 
 
 def from_pandas(

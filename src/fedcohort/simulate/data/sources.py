@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, IntArray
-from fedcohort.core.errors import DataError, InputError, MissingExtraError
+from fedcohort.core.errors import DataError, InputError, needs_extra
 from fedcohort.core.params import Boolean, Interval, Parameterized, Sequence, param
 from fedcohort.core.registry import Registry
 from fedcohort.core.validate import path as check_path
@@ -95,13 +95,8 @@ class Digits(Source):
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
         """Return it; needs neither folder nor download."""
-        try:
+        with needs_extra("The dataset 'digits' is part of scikit-learn, which is not installed.", "sim"):
             from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise MissingExtraError(
-                "The dataset 'digits' is part of scikit-learn, which is not installed.",
-                hint="pip install \"fedcohort[sim]\", or use the dataset 'synthetic'",
-            ) from error
         raw = load_digits()
         x = np.rint(raw.images * (255.0 / 16.0)).astype(np.uint8)
         y = raw.target.astype(np.int64)

@@ -23,7 +23,7 @@ from fedcohort.simulate.engine.modules import ModuleBackend
 from fedcohort.simulate.engine.precision import products
 from fedcohort.simulate.engine.stacked import FunctionalNet, LayerNet, StackedNet
 from fedcohort.simulate.engine.store import Store
-from fedcohort.simulate.engine.types import HeldOut, Spans, by_class, right_by_cell
+from fedcohort.simulate.engine.types import Spans
 from fedcohort.training.local import LocalTraining, plan_counts
 from fedcohort.training.losses import cross_entropy, logit_derivative
 
@@ -116,12 +116,10 @@ class DeviceProgram:
         self._tables: dict[tuple[int, tuple[int, ...], bool, float], _StepBuffers] = {}
         self._most = 2**62  # jobs in a stack, and elements of activations in evaluation, that fit into memory
         self._memory = _MEMORY
-        self._tests: dict[HeldOut, tuple[torch.Tensor, torch.Tensor]] = {}  # labels and cells on the device
 
     def close(self) -> None:
         """Release the graphs and the data on the device."""
         self._tables.clear()
-        self._tests.clear()
         self.x = self.x[:0]
 
     def _to_net_order(self, flat: torch.Tensor) -> torch.Tensor:
@@ -379,26 +377,10 @@ class DeviceProgram:
         return self.outputs(models, rows)
 
     @torch.no_grad()
-    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the loss (M,), right answers by cell (M, cells), and right and all answers by class (M, 2, C)."""
-        if test not in self._tests:
-            self._tests[test] = self._send(test.y), self._send(test.cell)
-        y, cell = self._tests[test]
-        loss, predicted = self._answers(models, test.first, y)
-        # A single copy, because each one waits until the device is done.
-        parts = (
-            loss[:, None],
-            right_by_cell(predicted == y, cell, test.cells),
-            by_class(predicted, y, self.classes).flatten(1),
-        )
-        found = torch.cat(parts, 1).cpu().numpy()
-        right, answers = np.split(found[:, 1:], [test.cells], axis=1)
-        return found[:, 0], right, answers.reshape(len(models), 2, -1)
-
-    def _answers(self, models: torch.Tensor, first: int, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss (M,) on the samples that start at row ``first``, and the predicted classes (M, n)."""
+    def answers(self, models: torch.Tensor, first: int, y: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the loss (M,) of all models on samples from row ``first`` on, and the predicted classes (M, n)."""
         logits = self.outputs(models, slice(first, first + len(y)))
-        return self._losses(logits, y.expand(len(models), -1)).mean(1, dtype=torch.float64), logits.argmax(2)
+        yield self._losses(logits, y.expand(len(models), -1)).mean(1, dtype=torch.float64), logits.argmax(2)
 
     @torch.no_grad()
     def cross_entropies(

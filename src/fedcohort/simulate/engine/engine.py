@@ -59,8 +59,11 @@ class Backend(Protocol):
     def gradients(self, models: torch.Tensor, spans: Spans) -> torch.Tensor:
         """Return full-batch gradients (Q, P)."""
 
-    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the loss (M,), right answers by cell (M, cells), and right and all answers by class (M, 2, C)."""
+    def answers(self, models: torch.Tensor, first: int, y: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield, for a few models at a time, their loss (m,) and the classes that they predict (m, n).
+
+        The samples are those from row ``first`` on, with labels ``y`` (n,).
+        """
 
     def outputs(self, models: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
         """Return the outputs (M, V, ...) on rows of the data."""
@@ -152,6 +155,7 @@ class Engine:
             self.flat = FlatModel(self._module())
         self.n_params, self.n_trainable = self.flat.n_params, self.flat.n_trainable
         self.shapes = {slot.name: slot.shape for slot in self.flat.slots}  # in the order of a flat vector
+        self._on_device: dict[HeldOut, tuple[torch.Tensor, torch.Tensor]] = {}  # labels and cells
         self._test = HeldOut(len(x_train), np.asarray(y_test, np.int64), np.zeros(len(y_test), np.int64), 1)
         # Clients own their labels, which may be wrong; numbers and tokens are the dataset's.
         targets = None if self.task.has_classes else self.y_train
@@ -282,7 +286,7 @@ class Engine:
         """Return the test loss (M,) and the task's metric (M,) of models (M, P); for a classifier, this is accuracy."""
         y = self.store.y_test
         if self.task.fast and self.task.metric == "accuracy":
-            loss, right, _ = self.backend.evaluate_cells(models, self._test)
+            loss, right, _ = self.evaluate_cells(models, self._test)
             return loss, right[:, 0] / len(y)
         loss, metric = np.empty(len(models)), np.empty(len(models))
         rows = slice(self.store.n_train, self.store.n_train + len(y))
@@ -298,7 +302,22 @@ class Engine:
 
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Test a classifier: loss (M,), right answers by cell (M, cells), right and all answers by class (M, 2, C)."""
-        return self.backend.evaluate_cells(models, test)
+        if test not in self._on_device:
+            self._on_device[test] = torch.as_tensor(test.y).to(self.device), torch.as_tensor(test.cell).to(self.device)
+        y, cell = self._on_device[test]
+        found = []
+        for loss, predicted in self.backend.answers(models, test.first, y):
+            right = predicted == y
+            by_cell = torch.zeros(len(loss), test.cells, dtype=torch.float64, device=self.device)
+            by_cell.index_add_(1, cell, right.double())
+            by_class = torch.zeros(len(loss), 2, self.classes, dtype=torch.float64, device=self.device)
+            by_class[:, 0].index_add_(1, y, right.double())
+            by_class[:, 1].scatter_add_(1, predicted, torch.ones_like(predicted, dtype=torch.float64))
+            # A single copy, because each one waits until the device is done.
+            found.append(torch.cat([loss[:, None], by_cell, by_class.flatten(1)], 1).cpu().numpy())
+        whole = np.concatenate(found)
+        right_by_cell, answers = np.split(whole[:, 1:], [test.cells], axis=1)
+        return whole[:, 0], right_by_cell, answers.reshape(len(models), 2, -1)
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return the logits (M, V, C) of models (M, P) on training samples."""

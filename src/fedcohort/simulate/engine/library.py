@@ -69,7 +69,9 @@ def load_compiled(name: str) -> ctypes.CDLL | None:
     try:
         compiler, sources, folder = find_compiler(), read_sources(), cache_folder()
         start = f"{name}-{_fingerprint(sources, compiler)}"
-        kept = next((path for path in sorted(folder.glob(f"{start}-*.so")) if _is_whole(path)), None)
+        # Only what belongs to this user, and has not changed since it passed its trial.
+        found = (path for path in sorted(folder.glob(f"{start}-*.so")) if _is_ours(path))
+        kept = next((path for path in found if path.stem.rpartition("-")[2] == _hash(path)), None)
         return load(name, kept or build(name, sources, compiler, folder, start))
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:
         _warn_once(f"the engine does without machine code and is several times slower: {error}; {_ADVICE}")
@@ -152,11 +154,6 @@ def _is_ours(path: Path) -> bool:
         return True
     found = path.lstat()  # not stat: somebody else's link could point to a file of ours
     return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a kept library belongs to this user and has not changed."""
-    return _is_ours(path) and path.stem.rpartition("-")[2] == _hash(path)
 
 
 def _hash(path: Path) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedcohort.core import rng
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import IntArray
 from fedcohort.simulate.cores import free_cores
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
@@ -22,7 +22,7 @@ from fedcohort.simulate.engine.layer_rules import LayerRules, stream_keys
 from fedcohort.simulate.engine.plain import train_plain
 from fedcohort.simulate.engine.precision import autocast, products
 from fedcohort.simulate.engine.store import Store
-from fedcohort.simulate.engine.types import HeldOut, Spans, by_class, right_by_cell
+from fedcohort.simulate.engine.types import Spans
 from fedcohort.simulate.own_code import own_code
 from fedcohort.training.local import LocalTraining
 from fedcohort.training.losses import cross_entropy
@@ -160,17 +160,10 @@ class ModuleBackend:
         self._each(np.flatnonzero(spans.count).tolist(), work)
         return out
 
-    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the loss (M,), right answers by cell (M, cells), and right and all answers by class (M, 2, C)."""
-        y, cell = (torch.as_tensor(values).to(models.device) for values in (test.y, test.cell))
-        loss, right = np.empty(len(models)), np.empty((len(models), test.cells))
-        answers = []
-        for unit, logits in enumerate(self.outputs(models, slice(test.first, test.first + len(y)))):
-            loss[unit] = float(self._losses(logits, y).double().mean())
-            predicted = logits.argmax(1)
-            right[unit] = right_by_cell((predicted == y)[None], cell, test.cells)[0].cpu().numpy()
-            answers.append(by_class(predicted[None], y, logits.shape[1])[0].cpu().numpy())
-        return loss, right, np.array(answers)
+    def answers(self, models: torch.Tensor, first: int, y: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the loss (1,) of each model on samples from row ``first`` on, and the predicted classes (1, n)."""
+        for logits in self.outputs(models, slice(first, first + len(y))):
+            yield self._losses(logits, y).double().mean()[None], logits.argmax(1)[None]
 
     def outputs(self, models: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
         """Return the outputs (M, V, ...) of models on rows of the data."""

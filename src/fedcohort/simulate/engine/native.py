@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.core.arrays import AnyArray, IntArray
 from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
@@ -19,7 +19,7 @@ from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Relu, 
 from fedcohort.simulate.engine.library import address, load, load_compiled
 from fedcohort.simulate.engine.modules import torch_threads
 from fedcohort.simulate.engine.store import Store
-from fedcohort.simulate.engine.types import ClientData, HeldOut, Spans, by_class, right_by_cell
+from fedcohort.simulate.engine.types import ClientData, Spans
 from fedcohort.training.local import LocalTraining
 
 _WIDTH = 64  # samples in one forward pass outside training
@@ -219,20 +219,8 @@ class NativeBackend:
         self._run(units[spans.count > 0], _WIDTH)
         return out
 
-    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the loss (M,), right answers by cell (M, cells), and right and all answers by class (M, 2, C)."""
-        y, cell = torch.as_tensor(test.y), torch.as_tensor(test.cell)
-        loss, right = np.empty(len(models)), np.empty((len(models), test.cells))
-        answers = np.empty((len(models), 2, self._classes))
-        for rows, losses, predicted in self._answers(models, test.first, y):
-            loss[rows], right[rows] = losses, right_by_cell(predicted == y, cell, test.cells).numpy()
-            answers[rows] = by_class(predicted, y, self._classes).numpy()
-        return loss, right, answers
-
-    def _answers(
-        self, models: torch.Tensor, first: int, y: torch.Tensor
-    ) -> Iterator[tuple[IntArray, FloatArray, torch.Tensor]]:
-        """Yield, for a few models (m,) at a time, their loss (m,) on samples from row ``first``, and predictions."""
+    def answers(self, models: torch.Tensor, first: int, y: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield, for a few models at a time, their loss (m,) on samples from row ``first`` on, and predictions."""
         positions = first + torch.arange(len(y))
         index = np.arange(len(models))
         for rows in np.split(index, np.flatnonzero(np.diff(index * len(y) // _SCORED_AT_ONCE)) + 1):
@@ -241,7 +229,7 @@ class NativeBackend:
             wanted = {"by_label": by_label.view(-1), "predicted": predicted.view(-1)}
             label = {"label": 0 * rows + address(y)}
             self._score(models, Spans(rows, 0 * rows, 0 * rows + len(y)), 0 * rows + address(positions), wanted, label)
-            yield rows, by_label.numpy().mean(1), predicted
+            yield torch.from_numpy(by_label.numpy().mean(1)), predicted
 
     def outputs(self, models: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
         """Return logits (M, V, C) on rows of the data."""

@@ -99,7 +99,7 @@ def _samples(parts: Sequence[AnyArray], features: int) -> torch.Tensor:
     """Return the samples of all parts, flattened, and scaled so that the first part is standardised."""
     if parts[0].dtype.kind == "i":  # tokens and categories are not scaled
         return torch.from_numpy(np.concatenate([np.asarray(x, np.int64).reshape(len(x), -1) for x in parts]))
-    samples = allocate_samples(sum(map(len, parts)), features)
+    samples = _allocate(sum(map(len, parts)), features)
     shift, scale = standardisation(parts[0])
     first = 0
     for part in parts:
@@ -108,7 +108,7 @@ def _samples(parts: Sequence[AnyArray], features: int) -> torch.Tensor:
     return samples
 
 
-def allocate_samples(count: int, features: int) -> torch.Tensor:
+def _allocate(count: int, features: int) -> torch.Tensor:
     """Return an uninitialised matrix for samples, in large pages if the system has them.
 
     The samples of a batch are scattered over the matrix, each on another page. With small pages, looking one up can

@@ -89,19 +89,6 @@ class Spans:
         return Spans(self.run[rows], self.first[rows], self.count[rows])
 
 
-def right_by_cell(right: torch.Tensor, cell: torch.Tensor, cells: int) -> torch.Tensor:
-    """Count the right answers (M, n) in each cell, given the cell of each sample (n,); the result is (M, cells)."""
-    return torch.zeros(len(right), cells, dtype=torch.float64, device=right.device).index_add_(1, cell, right.double())
-
-
-def by_class(predicted: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
-    """Count, for predictions (M, n) and labels (n,), right answers and all answers of each class: (M, 2, classes)."""
-    counts = torch.zeros(len(predicted), 2, classes, dtype=torch.float64, device=predicted.device)
-    counts[:, 0].index_add_(1, y, (predicted == y).double())
-    counts[:, 1].scatter_add_(1, predicted, torch.ones_like(predicted, dtype=torch.float64))
-    return counts
-
-
 @dataclass(frozen=True)
 class TrainingResult:
     """The results of J jobs."""
