@@ -142,7 +142,9 @@ def _read(journal: Journal, path: Path, cohorts: Sequence[CohortRow], dropped: s
     place = np.full(table.n, -1)
     place[members] = np.arange(len(members))
     asynchronous = is_asynchronous(journal)
-    results = _results_of(path)
+    folder = path.resolve().parent  # a simulated run's experiment knows the simulated clock
+    simulated = folder.name == "journal" and (folder.parent / "meta.json").exists()
+    results = load(folder.parent) if simulated else None
     asked, closed = _times(cohorts, results, path.stem, asynchronous)
     rows = _rows(journal, cohorts, asked, closed, results, path.stem)
     kept = place[rows["client"]] >= 0
@@ -211,12 +213,6 @@ def _read(journal: Journal, path: Path, cohorts: Sequence[CohortRow], dropped: s
         shadowed=_shadowed(journal),
         remarks=tuple(remarks),
     )
-
-
-def _results_of(path: Path) -> Results | None:
-    """Return the experiment that a simulated run belongs to, which knows the simulated clock."""
-    folder = path.resolve().parent.parent
-    return load(folder) if path.resolve().parent.name == "journal" and (folder / "meta.json").exists() else None
 
 
 def _times(

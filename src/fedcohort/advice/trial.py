@@ -154,9 +154,11 @@ def _supplied(fit: Fit, name: str, params: Mapping[str, Any]) -> bool:
         have |= {"label-counts", "label-products"}
     elif name == "balanced":
         return False  # without labels it is uniform with turns
+    if name not in SELECTORS:  # somebody's own; nothing is imported because a journal names it
+        return False
     try:
         return all(signal.name in have for signal in SELECTORS.create(name, **params).requires)
-    except FedcohortError:  # somebody's own selector, or parameters of another version
+    except FedcohortError:  # parameters of another version
         return False
 
 
@@ -178,7 +180,7 @@ def play(
         settings.append({"name": f"{i}", **scenario(fit, fit.draw(rng), stand, choice)})
     tried = ways(fit)
     say(f"1 of {len(tried)}: {RECORDED}")
-    reference = played({**table, "settings": settings}, folder / f"{twins}-twins" / "0", own_seeds=True)
+    reference = played({**table, "settings": settings}, folder / RECORDED.replace(" ", "-"), own_seeds=True)
     rounds = int(table["run"]["rounds"])
     goals = [Goal.of(reference, runs, fit.overhead) for runs in _grouped(reference)]
     outcomes = [_measure(tried[0], reference, goals, fit)]
@@ -198,7 +200,9 @@ def play(
                 own = [{**s, "scenario": {k: v for k, v in s["scenario"].items() if k != "deadline"}} for s in own]
         else:
             own = settings
-        results = played({**changed, "settings": own}, folder / f"{twins}-twins" / str(number - 1), own_seeds=True)
+        results = played(
+            {**changed, "settings": own}, folder / way.name.replace(" ", "-").replace(",", ""), own_seeds=True
+        )
         outcomes.append(_measure(way, results, goals, fit))
     return outcomes
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +114,8 @@ def scenario(fit: Fit, clients: Clients, stand: Stand, choice: tuple[float, floa
     sizes = twin_sizes(clients.sizes, stand.samples)
     partition: dict[str, Any] = {"name": "listed", "sizes": sizes.tolist()}
     if record.mixes is not None and record.classes == stand.classes:
-        partition["mixes"] = [[float(f"{v:.4g}") for v in row] for row in _shares(record.mixes)]
+        shares = record.mixes / record.mixes.sum(axis=1, keepdims=True)
+        partition["mixes"] = [_listed(row) for row in shares]
     else:
         partition["alpha"] = fit.alpha if fit.alpha is not None else alpha
     table: dict[str, Any] = {"partition": partition}
@@ -143,11 +146,6 @@ def scenario(fit: Fit, clients: Clients, stand: Stand, choice: tuple[float, floa
 
 def _listed(values: FloatArray) -> list[float]:
     return [float(f"{value:.4g}") for value in values.tolist()]
-
-
-def _shares(counts: FloatArray) -> FloatArray:
-    shares: FloatArray = counts / counts.sum(axis=1, keepdims=True)
-    return shares
 
 
 def twin_sizes(sizes: FloatArray, samples: int) -> IntArray:
@@ -223,9 +221,12 @@ def played(table: Mapping[str, Any], folder: Path, *, own_seeds: bool = False) -
 
     Parameters
     ----------
+    folder : path
+        Where it goes; a digest of the table is added to the name, so that nobody reads the results of another one.
     own_seeds : bool
         Give every setting, which is a twin, seeds that no other has: chance in one twin says nothing about another.
     """
+    folder = folder.with_name(f"{folder.name}-{sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:8]}")
     resume = (folder / "meta.json").exists()
     if resume:
         results = load(folder)

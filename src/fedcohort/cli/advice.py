@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,9 +39,7 @@ def _prepared(
     found = record.read_record(path)
     fit = Fit(found)
     changes = drift.changes(found)
-    # A journal that has grown, or other options, make other twins.
-    key = json.dumps([path.name, found.models, len(found.client), data, model])
-    folder = (path.with_suffix(".advice") if work is None else work) / hashlib.sha256(key.encode()).hexdigest()[:8]
+    folder = path.with_suffix(".advice") if work is None else work
     say(console, f"{found.models} rounds, {len(found.names)} clients; results in {folder}")
     stand = Stand.of(data)
     what = f"{data or 'digits'} and the model {model or 'mlp'}"
