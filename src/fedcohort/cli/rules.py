@@ -29,9 +29,7 @@ from fedcohort.session.rules import Rules
 from fedcohort.simulate.config.toml import read_table, to_toml
 from fedcohort.simulate.leaderboard.words import quantity
 
-rules_app = typer.Typer(
-    help="Set and show an operator's rules, and prove that they held.", no_args_is_help=True
-)
+rules_app = typer.Typer(help="Set and show an operator's rules, and prove that they held.", no_args_is_help=True)
 
 
 @rules_app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -126,56 +126,37 @@ def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
     return arrays
 
 
-def _shared_ranks(arrays: Mapping[str, AnyArray], cut: bool) -> list[tuple[int | None, int | None]]:
-    """Return for each recorded score the first and the last rank of the scores equal to it.
-
-    With ``cut``, not all scores were recorded, so the end of the last tie is not known. A pick below the recorded best
-    has no rank, unless its score equals a recorded one.
-    """
-    score = np.where(np.isnan(arrays["score"]), -np.inf, arrays["score"])  # NaN is ranked last
-    ranked = score[arrays["rank"] > 0]  # best first
-    first = np.searchsorted(-ranked, -score, side="left") + 1
-    last = np.searchsorted(-ranked, -score, side="right")
-    shared: list[tuple[int | None, int | None]] = []
-    for rank, a, b in zip(arrays["rank"].tolist(), first.tolist(), last.tolist(), strict=True):
-        if a > b:
-            shared.append((None, None))
-        else:
-            open_end = cut and b == len(ranked) and (a < b or rank < 0)
-            shared.append((a, None if open_end else b))
-    return shared
-
-
 def _rows(table: ClientTable, picked: IntArray, arrays: Mapping[str, AnyArray], n: int) -> tuple[ScoreRow, ...]:
+    """Return the recorded scores, each with the first and the last rank of the scores equal to it."""
     if not arrays:
         return tuple(ScoreRow(int(c), table.name(int(c)), True, None, None, None, MappingProxyType({})) for c in picked)
-    best = int((arrays["rank"] > 0).sum())
-    ranks = _shared_ranks(arrays, cut=n > max(_ALL_SCORES, best) and best == len(picked) + _RUNNERS_UP)
+    score = np.where(np.isnan(arrays["score"]), -np.inf, arrays["score"])  # NaN is ranked last
+    ranked = score[arrays["rank"] > 0]  # best first
+    # If not all scores were recorded, the end of the last tie is not known.
+    cut = n > max(_ALL_SCORES, len(ranked)) and len(ranked) == len(picked) + _RUNNERS_UP
+    first = np.searchsorted(-ranked, -score, side="left") + 1
+    last = np.searchsorted(-ranked, -score, side="right")
     chosen = set(picked.tolist())
     parts = {name[5:]: values for name, values in arrays.items() if name.startswith("part:")}
-    return tuple(
-        ScoreRow(
-            client=int(c),
-            name=table.name(int(c)),
-            picked=int(c) in chosen,
-            rank=ranks[i][0],
-            last_rank=ranks[i][1],
-            score=float(arrays["score"][i]),
-            parts=MappingProxyType({name: float(values[i]) for name, values in parts.items()}),
+    rows = []
+    for i, (client, rank, a, b) in enumerate(
+        zip(arrays["client"].tolist(), arrays["rank"].tolist(), first.tolist(), last.tolist(), strict=True)
+    ):
+        # A pick below the recorded best has no rank, unless its score equals a recorded one.
+        has_rank = a <= b
+        open_end = cut and b == len(ranked) and (a < b or rank < 0)
+        rows.append(
+            ScoreRow(
+                client=client,
+                name=table.name(client),
+                picked=client in chosen,
+                rank=a if has_rank else None,
+                last_rank=b if has_rank and not open_end else None,
+                score=float(arrays["score"][i]),
+                parts=MappingProxyType({name: float(values[i]) for name, values in parts.items()}),
+            )
         )
-        for i, c in enumerate(arrays["client"])
-    )
-
-
-def _failures(journal: Journal, table: ClientTable, cohort: CohortRow) -> dict[str, str]:
-    """Return by name what became of the clients of a cohort that returned no valid model."""
-    reasons = reasons_of(journal).get(cohort.ticket, {})
-    failures = {}
-    for reply in journal.replies(cohort.ticket):
-        if reply.status != Status.OK:
-            name = table.name(reply.client)
-            failures[name] = Status(reply.status).name + (f": {reasons[name]}" if name in reasons else "")
-    return failures
+    return tuple(rows)
 
 
 def reasons_of(journal: Journal) -> dict[int, dict[str, str]]:
@@ -215,17 +196,47 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         rule = "This choice was made without scores."
     rows = _rows(table, picked, arrays, cohort.n_candidates)
     threshold = min((row.score for row in rows if row.picked and row.score is not None), default=None)
-    whole = Explanation(
+    name = None if index is None else table.name(index)
+    shown = rows if index is None else tuple(row for row in rows if row.client == index)
+    replies = journal.replies(cohort.ticket)
+    status = next((Status(reply.status).name for reply in replies if reply.client == index), None)
+    is_picked = index is not None and index in picked.tolist()
+    if index is None:
+        reason = f"Round {round_}: {len(picked)} of {cohort.n_candidates} candidates were picked."
+    elif is_picked:
+        reason = f"Client {name} was picked in round {round_}{_place(shown, cohort.n_candidates)}."
+    elif (absent := _absence(journal, cohort, index, table.n)) is not None:
+        reason, rule = f"Client {name} was not a candidate in round {round_}: {absent}.", ""
+    elif journal.candidates(cohort.ticket, table.n) is None:
+        reason = f"Client {name} was not picked in round {round_}. The reason was pruned from the journal."
+    elif not shown:
+        recorded = len(arrays.get("client", ()))
+        rest = f"; only the {recorded} best scores are recorded." if recorded else "."
+        reason = f"Client {name} was a candidate in round {round_} but not picked{rest}"
+    else:
+        reason = f"Client {name} was not picked in round {round_}{_place(shown, cohort.n_candidates)}."
+        if threshold is not None:
+            score = shown[0].score
+            # Some selectors draw at random or take turns, so a higher score than that of a picked client is no error.
+            end = ": scores alone do not decide." if score is not None and score > threshold else "."
+            reason += f" The lowest score picked was {threshold:.5g}{end}"
+    reasons = reasons_of(journal).get(cohort.ticket, {})
+    failures = {}
+    for reply in replies:
+        if reply.status != Status.OK:
+            why = reasons.get(table.name(reply.client))
+            failures[table.name(reply.client)] = Status(reply.status).name + ("" if why is None else f": {why}")
+    return Explanation(
         round=round_,
         ticket=cohort.ticket,
-        client=None,
-        name=None,
-        picked=False,
-        reason=f"Round {round_}: {len(picked)} of {cohort.n_candidates} candidates were picked.",
-        rows=rows,
+        client=index,
+        name=name,
+        picked=is_picked,
+        reason=reason,
+        rows=shown,
         threshold=threshold,
-        status=None,
-        failures=MappingProxyType(_failures(journal, table, cohort)),
+        status=status if is_picked else None,
+        failures=MappingProxyType(failures),
         shadows=MappingProxyType(
             {name: note or table.names_of(clients) for name, (clients, _, note) in scores.items()}
         ),
@@ -234,21 +245,17 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         rule=rule,
         meanings=meanings,
     )
-    if index is None:
-        return whole
-    explanation = replace(
-        whole, client=index, name=table.name(index), rows=tuple(row for row in rows if row.client == index)
-    )
-    if index in picked.tolist():
-        status = [Status(reply.status).name for reply in journal.replies(cohort.ticket) if reply.client == index]
-        place = _place(explanation.rows, cohort.n_candidates)
-        return replace(
-            explanation,
-            picked=True,
-            reason=f"Client {explanation.name} was picked in round {round_}{place}.",
-            status=status[0] if status else None,
-        )
-    return _why_not(journal, table, cohort, explanation, len(arrays.get("client", ())))
+
+
+def _absence(journal: Journal, cohort: CohortRow, client: int, n: int) -> str | None:
+    """Return why a client was not a candidate, or None if it was, or if the candidates were pruned."""
+    candidates = journal.candidates(cohort.ticket, n)
+    if candidates is None or client in candidates.tolist():
+        return None
+    absent = "not available, already training, or gone"
+    if journal.meta().get("asynchronous"):
+        absent = "not available, already training, gone, or it had given enough of the newest answers"
+    return journal.exclusions(cohort.ticket).get(client, absent)
 
 
 def _waits(journal: Journal, round_: int) -> dict[str, str]:
@@ -280,38 +287,6 @@ def _place(rows: Sequence[ScoreRow], candidates: int) -> str:
     rank = f", rank {rows[0].place(of=candidates)}" if rows[0].rank else ""
     parts = " (" + ", ".join(f"{k} {v:.4g}" for k, v in rows[0].parts.items()) + ")" if rows[0].parts else ""
     return f"; it scored {rows[0].score:.5g}{rank}{parts}"
-
-
-def _why_not(journal: Journal, table: ClientTable, cohort: CohortRow, found: Explanation, recorded: int) -> Explanation:
-    """Return the explanation for a client that was not picked; ``recorded`` is the number of recorded scores."""
-    assert found.client is not None
-    candidates = journal.candidates(cohort.ticket, table.n)
-    if candidates is None:
-        reason = f"Client {found.name} was not picked in round {found.round}. The reason was pruned from the journal."
-        return replace(found, reason=reason)
-    if found.client not in candidates.tolist():
-        absent = "not available, already training, or gone"
-        if journal.meta().get("asynchronous"):
-            absent = "not available, already training, gone, or it had given enough of the newest answers"
-        why = journal.exclusions(cohort.ticket).get(found.client, absent)
-        return replace(
-            found,
-            reason=f"Client {found.name} was not a candidate in round {found.round}: {why}.",
-            rule="",
-        )
-    if not found.rows:
-        rest = f"; only the {recorded} best scores are recorded." if recorded else "."
-        return replace(
-            found,
-            reason=f"Client {found.name} was a candidate in round {found.round} but not picked{rest}",
-        )
-    reason = f"Client {found.name} was not picked in round {found.round}{_place(found.rows, cohort.n_candidates)}."
-    if found.threshold is not None:
-        score = found.rows[0].score
-        # Some selectors draw at random or take turns, so a higher score than that of a picked client is not an error.
-        end = ": scores alone do not decide." if score is not None and score > found.threshold else "."
-        reason += f" The lowest score picked was {found.threshold:.5g}{end}"
-    return replace(found, reason=reason)
 
 
 def about_selector(spec: Any) -> tuple[str, Mapping[str, str]]:

@@ -125,7 +125,6 @@ class Rules(Parameterized):
         super().__post_init__()
         if self.eligible is not None:
             Condition.read(self.eligible)
-        self._check_window()
         kinds = set(self.budget or {}).union(*(self.budgets or {}).values())
         if kinds - {ROUNDS} != set(self.cost or {}) - {ROUNDS}:
             raise ParameterError(
@@ -135,9 +134,6 @@ class Rules(Parameterized):
         both = set(self.blocked) & set(self.pinned)
         if both:
             raise ParameterError(f"Rules cannot block and pin the same client. Got {sorted(both)}.")
-
-    def _check_window(self) -> None:
-        """Raise an error if the limits on participations in a window contradict each other."""
         if self.window is None:
             if self.min_in_window or self.max_in_window:
                 raise ParameterError("The 'min_in_window' and 'max_in_window' parameters of Rules need 'window'.")
@@ -203,28 +199,31 @@ class Rules(Parameterized):
 
     def check_feasible(self, clients: Iterable[str], size: int, rounds: int) -> None:
         """Raise an error, with the arithmetic, if ``clients`` cannot fill ``rounds`` cohorts of ``size``."""
-        names = set(clients) - set(self.blocked)
-        self._check_places(size)
-        self._check_edges(names, size)
-        self._check_separation(len(names), size, rounds)
-
-    def _check_places(self, size: int) -> None:
-        """Raise an error if pinned clients or quotas need more than the ``size`` places of a cohort."""
         if len(set(self.pinned)) > size:
             raise ParameterError(
                 f"The rules pin {len(set(self.pinned))} clients, but a cohort has only {size}.",
                 hint="pin fewer clients, or choose larger cohorts",
             )
         for name, claims in (self.quotas or {}).items():
-            claimed = sum(claims.values())
-            if claimed > size:
+            if sum(claims.values()) > size:
                 raise ParameterError(
-                    f"The quotas of {name!r} claim {claimed} places, but a cohort has only {size}.",
+                    f"The quotas of {name!r} claim {sum(claims.values())} places, but a cohort has only {size}.",
                     hint="lower the quotas, or choose larger cohorts",
                 )
-
-    def _check_separation(self, n: int, size: int, rounds: int) -> None:
-        """Raise an error if limits on participations keep ``n`` clients from filling the cohorts."""
+        names = set(clients) - set(self.blocked)
+        most = (self.at_most or {}).get(EDGE)
+        if most is not None:
+            edges = Counter(edge_of(name) for name in names)
+            free = edges.pop(None, 0)
+            places = free + sum(min(most, count) for count in edges.values())
+            if places < size:
+                available = f"{len(edges)} edges" + (f" and {free} clients without an edge" if free else "")
+                raise ParameterError(
+                    f"The rules cannot fill cohorts of {size}: with at most {most} clients of an edge, the {available} "
+                    f"have {places} places.",
+                    hint="raise at_most, or choose smaller cohorts",
+                )
+        n = len(names)
         available = f"{n} clients that are not blocked" if self.blocked else f"{n} clients"
         apart = min(self.min_separation, rounds)
         if apart > 1 and size * apart > n:
@@ -244,22 +243,6 @@ class Rules(Parameterized):
                     hint="raise max_in_window, choose smaller cohorts, or start when more clients have joined "
                     "(wait_for)",
                 )
-
-    def _check_edges(self, names: Iterable[str], size: int) -> None:
-        """Raise an error if the limit for each edge keeps cohorts of ``size`` from being filled."""
-        most = (self.at_most or {}).get(EDGE)
-        if most is None:
-            return
-        edges = Counter(edge_of(name) for name in names)
-        free = edges.pop(None, 0)
-        places = free + sum(min(most, count) for count in edges.values())
-        if places < size:
-            available = f"{len(edges)} edges" + (f" and {free} clients without an edge" if free else "")
-            raise ParameterError(
-                f"The rules cannot fill cohorts of {size}: with at most {most} clients of an edge, the {available} "
-                f"have {places} places.",
-                hint="raise at_most, or choose smaller cohorts",
-            )
 
     def shortages(self, spent: Mapping[str, int], size: int, rounds: int) -> list[str]:
         """Return, in words, why the rules cannot fill ``rounds`` more cohorts of ``size`` unless clients join.

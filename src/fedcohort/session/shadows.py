@@ -7,8 +7,7 @@ picks nobody. A shadow that raises an error is recorded as failed and dropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ from fedcohort.session.stateful import StatefulSelector
 _NOBODY = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
-class ShadowPick:
+class ShadowPick(NamedTuple):
     """What a shadow would have picked.
 
     Attributes
