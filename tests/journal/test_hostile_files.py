@@ -22,9 +22,8 @@ from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
 from fedcohort.core.errors import JournalError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
-from fedcohort.journal import read_journal
+from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.codec import compress, decompress, pack
-from fedcohort.journal.reading import JournalReader
 from fedcohort.session.explain import explain_round
 from fedcohort.simulate.store.live import LiveFeed
 from fedcohort.simulate.store.parts import ResultsError
@@ -60,7 +59,7 @@ def test_a_small_journal_does_not_take_the_memory(tmp_path: Path, fact: str, dat
     data = bomb(data) if isinstance(data, int) else data
     path = forge(played(tmp_path / "j"), ("INSERT OR REPLACE INTO facts VALUES (x'', ?, ?)", (fact, data)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    read = JournalReader.attributes if fact == "attributes" else partial(explain_round, round_=0, client="anna")
+    read = Journal.attributes if fact == "attributes" else partial(explain_round, round_=0, client="anna")
     with (
         closing(read_journal(path)) as journal,
         pytest.raises(JournalError, match=r"bytes allowed after unpacking|members has room for"),

@@ -25,7 +25,7 @@ from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
 from fedcohort.journal.exposition import METRICS, exposition
-from fedcohort.journal.fields import EVENTS, META, TextKind
+from fedcohort.journal.forgetting import EVENTS, META, TextKind
 from fedcohort.journal.maintenance import tables
 from fedcohort.journal.presence import STATES, Presence
 from fedcohort.journal.schema import TABLES

@@ -48,13 +48,13 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"loss": "0.5"}, r"metric 'loss' of the model must be one number or None. Got '0.5' \(str\)"),
-        ({"loss": np.ones(2)}, r"must be one number or None. Got array\(\[1., 1.\]\) \(ndarray\)"),
-        ({"loss": [1.0]}, "must be one number"),
-        ({"loss": 1j}, "must be one number"),
-        ({"loss": 10**400}, "too large"),
-        ({3: 1.0}, "printable name. Got 3"),
-        ({"a\ud800": 1.0}, "printable name"),
+        ({"loss": "0.5"}, r"'loss'.* one number .*'0.5' \(str\)"),
+        ({"loss": np.ones(2)}, "one number .*ndarray"),
+        ({"loss": [1.0]}, "one number"),
+        ({"loss": 1j}, "one number"),
+        ({"loss": 10**400}, "float can hold"),
+        ({3: 1.0}, "printable"),
+        ({"a\ud800": 1.0}, "printable"),
     ],
 )
 def test_what_is_no_number_is_refused(metrics, message):

@@ -21,11 +21,10 @@ from fedcohort.journal.chain import Head, read_head
 from fedcohort.journal.codec import unpack_many
 from fedcohort.journal.events import EXCLUDED
 from fedcohort.journal.format4 import is_format_4
-from fedcohort.journal.integrity import check_version, file_problems, missing, row_problems
 from fedcohort.journal.lock import Mark
-from fedcohort.journal.opening import open_unchecked
-from fedcohort.journal.reading import excluded_clients
+from fedcohort.journal.opening import check_version, file_problems, missing, open_unchecked, row_problems
 from fedcohort.journal.schema import TABLES
+from fedcohort.journal.store import excluded_clients
 from fedcohort.journal.tables import client_table
 from fedcohort.session.resume import next_round
 

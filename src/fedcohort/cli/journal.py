@@ -29,7 +29,8 @@ from fedcohort.core.terminal import say
 from fedcohort.hosts.orders import Order, carry_out, give, waiting
 from fedcohort.journal import SCHEMA_VERSION, Journal, read_journal
 from fedcohort.journal.events import RECOVERED, SELECTOR
-from fedcohort.journal.maintenance import copies, export, prune
+from fedcohort.journal.forgetting import copies
+from fedcohort.journal.maintenance import export, prune
 from fedcohort.journal.opening import copy
 from fedcohort.journal.presence import run_state
 from fedcohort.journal.signing import Signer, generate

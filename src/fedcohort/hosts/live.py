@@ -25,8 +25,8 @@ from fedcohort.hosts.early_stop import Watch
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.pace import Pace
 from fedcohort.hosts.round import Attempts, Late, Policy, Reply, Round, Shortage, newest_late
+from fedcohort.journal import CohortRow
 from fedcohort.journal.events import CORRECTED, FAILURES, LATE_COUNTED, TIMES, TRIED
-from fedcohort.journal.reading import CohortRow
 from fedcohort.session.resume import participations
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session

@@ -5,11 +5,10 @@ written. Resume, explanations, shadow selectors, reports and the dashboard all r
 """
 
 from fedcohort.journal.opening import is_blank
-from fedcohort.journal.reading import CohortRow
 from fedcohort.journal.replies import ReplyBlock, ReplyRow
 from fedcohort.journal.savepoint import Savepoint, rewind
 from fedcohort.journal.schema import SCHEMA_VERSION
-from fedcohort.journal.store import Journal, read_journal
+from fedcohort.journal.store import CohortRow, Journal, read_journal
 
 __all__ = [
     "SCHEMA_VERSION",

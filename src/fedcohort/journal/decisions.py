@@ -19,9 +19,8 @@ from fedcohort.core.protocol import Status
 from fedcohort.journal.chain import START, TAGS, links, read_head, table_of
 from fedcohort.journal.codec import unpack
 from fedcohort.journal.database import Database
-from fedcohort.journal.integrity import COPY
 from fedcohort.journal.live import attach_live, live_of
-from fedcohort.journal.opening import open_declared
+from fedcohort.journal.opening import COPY, open_declared
 from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.schema import ERRORS, TABLES
 

@@ -1,4 +1,4 @@
-"""The kinds of events in a journal; :mod:`fedcohort.journal.fields` says what each of them holds."""
+"""The kinds of events in a journal; :mod:`fedcohort.journal.forgetting` says what each of them holds."""
 
 ABANDONED = "abandoned"  # a cohort's round was given up and does not count
 ATTRIBUTES = "attributes"  # clients' attributes, in an audited journal

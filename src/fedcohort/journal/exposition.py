@@ -15,8 +15,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.text import escape_label
 from fedcohort.journal.events import ABANDONED, SHADOW
 from fedcohort.journal.presence import STATES, RunState, planned_rounds, run_state, run_state_before
-from fedcohort.journal.reading import CohortRow
-from fedcohort.journal.store import Journal, read_journal
+from fedcohort.journal.store import CohortRow, Journal, read_journal
 
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -17,8 +17,7 @@ from fedcohort.core.selector_spec import class_of
 from fedcohort.core.top import top_k
 from fedcohort.core.validate import integer
 from fedcohort.journal.events import FAILURES, WAITED
-from fedcohort.journal.reading import CohortRow
-from fedcohort.journal.store import Journal
+from fedcohort.journal.store import CohortRow, Journal
 from fedcohort.session.coverage import Tally
 
 _ALL_SCORES = 1024  # up to this many candidates, every score is recorded

@@ -33,8 +33,8 @@ from fedcohort.core.validate import path as check_path
 from fedcohort.journal import CohortRow, Journal, ReplyBlock, events, is_blank
 from fedcohort.journal.codec import state_fields
 from fedcohort.journal.database import Commit
+from fedcohort.journal.forgetting import Eraser, blocked_names, erase
 from fedcohort.journal.lock import check_journal_path
-from fedcohort.journal.maintenance import Eraser, blocked_names, erase
 from fedcohort.journal.presence import Presence
 from fedcohort.journal.savepoint import Savepoint, rewind
 from fedcohort.journal.scores import pack_scores

@@ -467,8 +467,8 @@ def check_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
             clean[name] = None if number is None else float(number)
         except (TypeError, OverflowError):
             raise InputError(
-                f"The metric {name!r} of the model must be one number or None. Got {short_repr(value, 40)} "
-                f"({type(value).__name__}).",
+                f"The metric {name!r} of the model must be one number that a float can hold, or None. "
+                f"Got {short_repr(value, 40)} ({type(value).__name__}).",
                 hint="record several numbers under several names; a tensor's number is tensor.item()",
             ) from None
     return clean
