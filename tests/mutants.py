@@ -1,30 +1,33 @@
 """Plants mistakes in the product, one at a time, and counts how many of them the tests notice.
 
-    python -m tests.mutants map OUT               which test files run which lines; goes on where it stopped
-    python -m tests.mutants run OUT               200 mutants, always the same ones for the same code
-    python -m tests.mutants run OUT --first 100   goes on from the hundredth
+    python -m tests.mutants OUT               200 mutants, always the same ones for the same code
+    python -m tests.mutants OUT --count 60    the first sixty of them
+
+What OUT already has is not done again, so the same command goes on where it stopped. One process at a time, at the
+lowest priority.
 
 A mutant changes one expression or statement: a comparison, an operator, a number, a condition, a result, a statement
-that is left out. It is killed if a test file that runs its line fails. Files close to the mutated module come first,
-up to ``--budget`` seconds of them, so a survivor is one that these files miss. A line that no test runs is a survivor.
+that is left out. It is killed if a test fails. All tests for each mutant would take days, so only the ``--files``
+nearest to the mutated module are run: its doctests, those with its name, those that import it, then others of the same
+folder. The first failure ends it, if that file passes on the unchanged code. So the count is a lower bound: a survivor
+is one that these files miss.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = [path for path in (ROOT / "src", ROOT / "bench/src") if path.is_dir()]
@@ -33,8 +36,7 @@ SWAPS: dict[type, type] = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
 }  # fmt: skip
-LONGEST_FILE_SECONDS = 240.0
-LINES = "lines.jsonl"
+TOO_LONG = "they took too long"
 SKIPPED = {".git", ".venv", ".carry", "__pycache__", "results", ".pytest_cache", ".mypy_cache", ".ruff_cache"}
 
 
@@ -44,54 +46,65 @@ def environment(root: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def test_files() -> list[str]:
-    """Return the files of tests, and the modules with doctests."""
-    tests = [path for path in sorted(ROOT.rglob("test_*.py")) if not SKIPPED & set(path.relative_to(ROOT).parts)]
-    modules = [path for package in PACKAGES for path in sorted(package.rglob("*.py")) if ">>> " in path.read_text()]
-    return [str(path.relative_to(ROOT)) for path in tests + modules]
+def test_files() -> dict[str, set[str]]:
+    """Return the files of tests and the modules with doctests, each with the names of what it imports."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        if SKIPPED & set(Path(name).parts):
+            continue
+        text = path.read_text()
+        if path.name.startswith("test_") or (name.startswith(("src/", "bench/src/")) and ">>> " in text):
+            found[name] = set(imports(ast.parse(text)))
+    return found
 
 
-def map_lines(out: Path, workers: int) -> None:
-    """Run every test file under coverage; write how long each takes and which lines it runs."""
-    from coverage import CoverageData
-    from coverage.exceptions import CoverageException
-
-    def trace(name: str) -> tuple[str, float, dict[str, list[int]]]:
-        data, began = out / (name.replace("/", "+") + ".coverage"), time.monotonic()
-        source = ",".join(str(package) for package in PACKAGES)
-        command = ["coverage", "run", f"--data-file={data}", f"--source={source}", "-m", "pytest", "-q", "-x", name]
-        code, said = run_quietly(command, ROOT, LONGEST_FILE_SECONDS)
-        seconds = time.monotonic() - began
-        print(f"{seconds:6.1f} s  {name}" + ("" if code == 0 else f"  FAILS: {said}"), flush=True)
-        if code != 0:
-            return name, seconds, {}
-        measured = CoverageData(str(data))
-        try:
-            measured.read()
-        except CoverageException as error:
-            print(f"{name}: {error}", flush=True)
-            return name, seconds, {}
-        files = measured.measured_files()
-        return name, seconds, {str(Path(f).relative_to(ROOT)): sorted(measured.lines(f) or ()) for f in files}
-
-    out.mkdir(parents=True, exist_ok=True)
-    known = read_lines(out)
-    with ThreadPoolExecutor(workers) as pool, open(out / LINES, "a") as record:
-        for row in pool.map(trace, [name for name in test_files() if name not in known]):
-            record.write(json.dumps(row) + "\n")
-            record.flush()
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Yield the dotted names of the modules that a file imports, and of what it imports from them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def read_lines(out: Path) -> dict[str, tuple[float, dict[str, list[int]]]]:
-    """Return for each test file how long it takes and which lines it runs."""
-    rows = (out / LINES).read_text().splitlines() if (out / LINES).exists() else []
-    return {name: (seconds, files) for name, seconds, files in map(json.loads, rows)}
+def shared(one: str, other: str) -> int:
+    """Return how many parts two dotted names have in common from the start."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def run_quietly(command: list[str], tree: Path, seconds: float) -> tuple[int, str]:
-    """Run a module of Python's in a tree; return its exit status and the line that says what failed."""
+def nearest(module: str, files: dict[str, set[str]]) -> list[str]:
+    """Return the files that may test a module, the nearest first."""
+    dotted = ".".join(Path(module).with_suffix("").parts).removeprefix("bench.").removeprefix("src.")
+    defined = {getattr(node, "name", "") for node in ast.parse((ROOT / module).read_text()).body}
+    parents = [dotted.rsplit(".", up)[0] for up in range(1, dotted.count(".") + 1)]
+    # A package gives on the names of its modules: `from fedcohort.selectors import Uniform`.
+    given = {dotted} | {f"{parent}.{name}" for parent in parents for name in defined if name}
+    folder = f"tests/{dotted.split('.')[1]}" if module.startswith("src/") else "bench/tests"
+
+    def rank(name: str) -> tuple[int, int, int, str] | None:
+        beside = name.startswith(folder)
+        if name == module:
+            return 0, 0, 0, name
+        if not name.startswith(("tests/", "bench/tests/")) or not (beside or files[name] & given):
+            return None
+        mirrors = any(Path(module).stem in part for part in Path(name).parts)
+        # Of the others, those that import the module's neighbours come first.
+        common = max((shared(dotted, other) for other in files[name]), default=0)
+        return 1 if mirrors else 2 if files[name] & given else 3, not beside, -common, name
+
+    return [name for *_, name in sorted(found for found in map(rank, files) if found is not None)]
+
+
+def first_failure(files: list[str], tree: Path, seconds: float) -> str:
+    """Run files of tests in a tree; return the line that says what failed, or nothing.
+
+    ``seconds`` are of processor time, because on a busy machine the clock says nothing.
+    """
     child = subprocess.Popen(
-        [sys.executable, "-m", *command],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files],
         cwd=tree,
         env=environment(tree),
         stdout=subprocess.PIPE,
@@ -99,14 +112,18 @@ def run_quietly(command: list[str], tree: Path, seconds: float) -> tuple[int, st
         text=True,
         start_new_session=True,
     )
+    resource.prlimit(child.pid, resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 5))
     try:
-        printed, _ = child.communicate(timeout=seconds)
+        printed, _ = child.communicate(timeout=600 + 20 * seconds)  # one that waits for ever uses no processor time
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)  # and whatever the tests have started
         child.communicate()
-        return -1, "it took too long"
-    lines = printed.strip().splitlines() or [""]
-    return child.returncode, next((line for line in lines if line.startswith(("FAILED", "ERROR"))), lines[-1])
+    if child.returncode < 0:
+        return TOO_LONG
+    if child.returncode in (0, 5):  # 5: all tests of these files are slow ones, which are not run
+        return ""
+    lines = printed.strip().splitlines() or ["?"]
+    return next((line for line in lines if line.startswith(("FAILED", "ERROR"))), lines[-1])
 
 
 def mutations(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
@@ -172,77 +189,60 @@ def mutants(count: int, seed: int) -> list[tuple[str, int, str]]:
     return drawn
 
 
-def distance(test: str, module: str) -> int:
-    """Return how far a test file is from a module; tests mirror the packages."""
-    ours = [part for part in Path(module).with_suffix("").parts if part not in ("src", "fedcohort")]
-    theirs = [part.removeprefix("test_") for part in Path(test).with_suffix("").parts if part != "tests"]
-    return -sum(part in ours for part in theirs) - 5 * (test == module)
+def killer(module: str, source: str, tree: Path, files: list[str], seconds: float, usual: dict[str, str]) -> str:
+    """Run ``files`` on a mutant; return what killed it, or nothing.
 
+    ``usual`` collects what fails on the unchanged code, by the files that were run.
+    """
 
-def run(out: Path, count: int, seed: int, first: int, budget: float, workers: int) -> None:
-    """Try mutants; append a line for each to mutants.jsonl."""
-    lines = read_lines(out)
-    trees: Queue[Path] = Queue()
-    for worker in range(workers):
-        tree = out / f"tree-{worker}"
-        shutil.rmtree(tree, ignore_errors=True)
-        shutil.copytree(ROOT, tree, ignore=lambda _, names: SKIPPED & set(names))
-        trees.put(tree)
+    def fails_unchanged(names: list[str]) -> bool:
+        key = " ".join(names)
+        if key not in usual:
+            usual[key] = first_failure(names, tree, seconds)
+        return bool(usual[key])
 
-    def attempt(number: int, module: str, line: int, source: str) -> dict[str, object]:
-        reached = [name for name, (_, files) in lines.items() if line in files.get(module, ())]
-        reached.sort(key=lambda name: (distance(name, module), lines[name][0]))
-        chosen, total = [], 0.0
-        for name in reached:
-            if not chosen or total + lines[name][0] <= budget:
-                chosen.append(name)
-                total += lines[name][0]
-        tree = trees.get()
-        original = (ROOT / module).read_text()
-        before, after = original.splitlines(), source.splitlines()
-        change = next((new.strip() for old, new in zip(before, after, strict=False) if old != new), "")
-        killed = ""
-        if chosen:
-            (tree / module).write_text(source)
-            command = ["pytest", "-q", "-x", "-p", "no:cacheprovider", *chosen]
-            code, said = run_quietly(command, tree, 60 + 4 * total)
-            killed = said or "?" if code else ""
-            (tree / module).write_text(original)
-        trees.put(tree)
-        return {
-            "number": number, "module": module, "line": line, "now": change, "files": len(chosen),
-            "reached": len(reached), "killed": killed,
-        }  # fmt: skip
-
-    drawn = [(number, *mutant) for number, mutant in enumerate(mutants(count, seed)) if number >= first]
-    killed = 0
-    with ThreadPoolExecutor(workers) as pool, open(out / "mutants.jsonl", "a") as record:
-        for done, row in enumerate(pool.map(lambda mutant: attempt(*mutant), drawn), 1):
-            killed += bool(row["killed"])
-            record.write(json.dumps(row) + "\n")
-            record.flush()
-            print(
-                f"{killed}/{done} killed  {row['module']}:{row['line']}  {row['now']}  {row['killed']}"[:200],
-                flush=True,
-            )
+    original = (ROOT / module).read_text()
+    while files:
+        (tree / module).write_text(source)
+        said = first_failure(files, tree, seconds)
+        (tree / module).write_text(original)
+        if not said:
+            return ""
+        failed = [name for name in files if name in said]
+        if not fails_unchanged(failed or files):
+            return said
+        files = [name for name in files if name not in failed] if failed else files[:-1]
+    return ""
 
 
 def main() -> None:
-    """Run."""
+    """Try the mutants that OUT does not have yet; append a line for each to OUT/mutants.jsonl."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("map", "run"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="leave out the mutants before this one")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests for one mutant")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--files", type=int, default=5, help="test files for one mutant")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of processor time that they may take together")
     given = parser.parse_args()
-    given.out = given.out.resolve()
-    if given.what == "map":
-        map_lines(given.out, given.workers)
-    else:
-        run(given.out, given.count, given.seed, given.first, given.budget, given.workers)
+    os.nice(19)
+    out = given.out.resolve()
+    tree = out / "tree"
+    shutil.rmtree(tree, ignore_errors=True)  # an interrupted run left its mutant there
+    shutil.copytree(ROOT, tree, ignore=lambda _, names: SKIPPED & set(names))
+    record, tests = out / "mutants.jsonl", test_files()
+    done = [json.loads(row) for row in record.read_text().splitlines()] if record.exists() else []
+    usual: dict[str, str] = {}
+    for module, line, source in mutants(given.count, given.seed)[len(done) :]:
+        files = nearest(module, tests)[: given.files]
+        killed = killer(module, source, tree, files, given.seconds, usual)
+        original = (ROOT / module).read_text()
+        pairs = zip(original.splitlines(), source.splitlines(), strict=False)
+        change = next((new.strip() for old, new in pairs if old != new), "")
+        done.append({"module": module, "line": line, "now": change, "files": len(files), "killed": killed})
+        with open(record, "a") as file:
+            file.write(json.dumps(done[-1]) + "\n")
+        count = sum(bool(each["killed"]) for each in done)
+        print(f"{count}/{len(done)} killed  {module}:{line}  {change}  {killed}"[:200], flush=True)
 
 
 if __name__ == "__main__":
