@@ -82,7 +82,7 @@ class FailsWhenStrict(Uniform):
 def test_check_selector_runs_the_checked_params_of_a_custom_class():
     skip = {check: "is not what this is about" for check in CHECKS if check != "nobody-available"}
     check_selector(Uniform(), skip=skip)
-    with pytest.raises(ConformanceError, match=r"with \{'strictness': 1\} fails the check 'nobody-available'"):
+    with pytest.raises(ConformanceError, match=r"'strictness': 1.*'nobody-available'"):
         check_selector(FailsWhenStrict(), skip=skip)
 
 
@@ -93,12 +93,12 @@ def test_check_selector_takes_a_selector_its_class_or_a_name():
     with pytest.raises(ConformanceError):
         check_selector(FailsWhenStrict, skip=skip)
     for wrong in (int, 3, None):
-        with pytest.raises(InputError, match=r"'selector' must be a Selector"):
+        with pytest.raises(InputError, match="'selector'"):
             check_selector(wrong, skip=skip)
 
 
 def test_check_selector_runs_all_but_the_skipped():
-    with pytest.raises(InputError, match="no check 'nonsense'"):
+    with pytest.raises(InputError, match="'nonsense'"):
         check_selector(create("uniform"), skip={"nonsense": "because"})
 
 

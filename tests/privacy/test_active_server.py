@@ -130,7 +130,7 @@ def test_every_set_tells_a_part_of_the_same_matrix(federation: Any) -> None:
                 for i, row in zip(rows, remote.products(rows, columns), strict=True):
                     for j, value in zip(columns, row, strict=True):
                         told.setdefault((min(i, j), max(i, j)), set()).add(int(value))
-        with pytest.raises(InputError, match="different names"):
+        with pytest.raises(InputError, match="different"):
             remote.products(["client-0", "client-0"], ["client-1"])
     assert all(len(values) == 1 for values in told.values())
     place = found.names.index
@@ -151,7 +151,7 @@ def test_clients_see_who_else_is_in_the_set(federation: Any) -> None:
         assert len(set(sets.values())) == 1
         with pytest.raises(InputError, match="of client 'client-1'"):
             found.seal("client-0").confirm("client-0", COUNTS[0], words["client-1"])
-        with pytest.raises(InputError, match="not signed by the key holder"):
+        with pytest.raises(InputError, match="signed"):
             found.seal("client-0").confirm(
                 "client-0", COUNTS[0], words["client-0"].replace(b'"clients": 4', b'"clients": 9')
             )

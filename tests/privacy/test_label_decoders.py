@@ -61,11 +61,11 @@ def test_rows_alone_choose_nothing() -> None:
     with pytest.raises(InputError):
         Session(create("fedcbs"), joining).ask(RoundRequest(size=1))
     base = ClientTable(sizes=[1, 2, 3], labels=LabelGram(np.eye(3), 2))
-    with pytest.raises(InputError, match=r"must have 4 columns\. Got 3"):
+    with pytest.raises(InputError, match=r"4 .*Got 3"):
         base.with_clients(joining)
     with pytest.raises(InputError):
         base.with_clients(ClientTable(sizes=[1], labels=LabelGram([[1.0]], 2)))
-    with pytest.raises(InputError, match="at least 2 columns"):
+    with pytest.raises(InputError, match="2 columns"):
         LabelGramRows([[1.0], [2.0]], 2)
     with pytest.raises(InputError):
         LabelGramRows([[np.nan]], 2)
@@ -77,7 +77,7 @@ def test_who_cannot_be_used_is_named_at_once_and_the_rest_go_on(nine: Any) -> No
     sent["c2"] = nine.forged("c2", bytes(32 + 8 * CLASSES), SIZES["c2"])
     sent["c3"] = sent["c3"][:-1]
     sent["eve"] = sent["c4"]
-    with pytest.raises(ClientRefusedError, match="So were 3 others") as caught:
+    with pytest.raises(ClientRefusedError, match="3 others") as caught:
         opener.open(sent, {**SIZES, "c4": 7}, ())
     refused = caught.value.refused
     assert refused.keys() == {"c2", "c3", "c4", "eve"}
@@ -94,7 +94,7 @@ def test_another_key_is_one_error_with_both_names(nine: Any, federation: Any) ->
         with pytest.raises(KeyHolderError) as caught:
             EncryptedLabels(public, renewed.holder).open(sent, SIZES, ())
         assert nine.public.name in caught.value.message and renewed.public.name in caught.value.message
-    with pytest.raises(CiphertextError, match=f"{renewed.public.name}; the federation's is {nine.public.name}"):
+    with pytest.raises(CiphertextError, match=f"{renewed.public.name}.*{nine.public.name}"):
         EncryptedLabels(nine.public, nine.holder).check("c1", renewed.statement("c1"))
 
 

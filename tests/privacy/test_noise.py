@@ -244,7 +244,7 @@ def test_ledger_counts_every_release(tmp_path: Path) -> None:
     again.loss([0.5, 0.5], LossNoise(epsilon=0.25))
     again.loss([0.5, 0.5], LossNoise(epsilon=0.25))  # an answer is a release, even of the same losses
     assert again.spent == pytest.approx(1.5, rel=1e-3)
-    with pytest.raises(BudgetError, match="does not cover another release of 'labels'"):
+    with pytest.raises(BudgetError, match="'labels'"):
         again.counts([30, 10, 0], noise, refresh=True)
     assert len(again.releases) == len(Ledger(epsilon=2.0, path=path).releases) == 3
     again.loss([0.5], LossNoise(epsilon=0.25))  # a release that the budget covers is still possible
@@ -381,7 +381,7 @@ def test_a_release_is_on_disk_before_it_leaves(tmp_path: Path) -> None:
 def test_ledgers_of_version_0_2_are_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "ledger"
     path.write_text(line)
-    with pytest.raises(JournalError, match=r"(?s)version 0\.2.*treated as spent"):
+    with pytest.raises(JournalError, match=r"(?s)0\.2.*spent"):
         Ledger(epsilon=3.0, path=path)
     assert path.read_text() == line
 
@@ -426,14 +426,14 @@ def test_a_ledger_with_a_release_that_cannot_be_is_spent(line: str, delta: float
     """NaN would pass every comparison, and numbers below 0 would give budget back."""
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(b'{"kind": "loss", "epsilon": 0.1}\n' + line.encode(errors="surrogateescape"))
-    with pytest.raises(JournalError, match=r"Line 2 .*\n.*treated as spent"):
+    with pytest.raises(JournalError, match=r"Line 2 .*\n.*spent"):
         Ledger(epsilon=1.0, delta=delta, path=path)
 
 
 def test_no_release_gives_budget_back() -> None:
     ledger = Ledger(epsilon=1.0)
     for epsilon in (-1.0, 0.0, math.nan, math.inf):
-        with pytest.raises(InputError, match=f"above 0. Got {epsilon}"):
+        with pytest.raises(InputError, match=f"Got {epsilon}"):
             ledger.charge(Release("loss", epsilon))
     with pytest.raises(InputError, match="parts=0"):
         Release("labels", 1.0, parts=0)
@@ -443,7 +443,7 @@ def test_no_release_gives_budget_back() -> None:
 def test_bad_input() -> None:
     with pytest.raises(InputError):
         Ledger(epsilon=0.0)
-    with pytest.raises(InputError, match=r"shape \(2,\) and type float64") as caught:
+    with pytest.raises(InputError, match=r"\(2,\).*float64") as caught:
         GeometricNoise().noisy([1.5, 2])
     assert "1.5" not in str(caught.value)  # a client's errors are sent to the server
     with pytest.raises(ParameterError):

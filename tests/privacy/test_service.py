@@ -74,7 +74,7 @@ def test_tells_what_the_key_holder_tells_over_tls(federation: Any, tmp_path: Pat
 def test_refusals_arrive_as_what_they_are(federation: Any) -> None:
     found = federation(COUNTS, NAMES)
     with found.served() as remote:
-        with pytest.raises(UnknownNameError, match="'eve' has stated nothing"):
+        with pytest.raises(UnknownNameError, match="'eve'"):
             remote.products(["eve"], NAMES)
         sent = {**found.statements(), "eve": b"junk", "cem": found.statement("cem")[:-9]}
         refused = remote.admit(sent)
@@ -218,20 +218,19 @@ def test_a_folder_whose_clients_are_no_text_is_not_served(tmp_path: Path) -> Non
         open_folder(tmp_path / "holder")
 
 
-def test_commands(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedcohort.cli.app", "privacy", "keyholder"]
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
     def done(*arguments: str) -> str:
-        found = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert found.returncode == 0, found.stderr
+        found = CliRunner().invoke(app, ["privacy", "keyholder", *arguments])
+        assert found.exit_code == 0, found.output
         return found.stdout
 
     lines = [done("client-key", f"{name}.key", "--name", name) for name in NAMES[:2]]
     (tmp_path / "clients.txt").write_text("".join(lines))
     done("new", "holder", "--classes", "3", "--clients", "clients.txt", "--max-samples", "50")
-    process = subprocess.Popen(
-        [*command, "serve", "holder", "--port", "0"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
+    serve = [sys.executable, "-m", "fedcohort.cli.app", "privacy", "keyholder", "serve", "holder", "--port", "0"]
+    process = subprocess.Popen(serve, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         url = process.stderr.readline().split(" at ")[1].strip()

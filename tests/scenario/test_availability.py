@@ -84,7 +84,7 @@ def test_bernoulli_with_equal_drawn_and_listed_rates():
     assert rates.var() == pytest.approx(0.24 / 5, rel=0.25)
     often = np.mean([spread.mask(federation, seed=0, round=t) for t in range(400)], axis=0)
     assert np.corrcoef(often, rates)[0, 1] > 0.98
-    with pytest.raises(ScenarioError, match="2 probabilities for 300 clients"):
+    with pytest.raises(ScenarioError, match=r"2 .*300 "):
         Bernoulli(probabilities=(0.1, 0.2)).mask(federation, seed=0, round=0)
 
 

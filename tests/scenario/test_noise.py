@@ -78,5 +78,5 @@ def test_bad_noise():
                 LabelNoise(**{info.name: bad})
     with pytest.raises(ParameterError, match=r"\[0, 1\). Got 1.0"):
         LabelNoise(level=1.0)
-    with pytest.raises(ScenarioError, match="another class"):
+    with pytest.raises(ScenarioError, match="class"):
         Scenario(partition=Iid(clients=1), noise=LabelNoise(level=0.1)).build(np.zeros(5, int))

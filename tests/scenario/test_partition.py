@@ -255,12 +255,12 @@ def test_case_1_qcid_of_the_whole_set_is_the_papers():
 
 
 def test_impossible_imbalance():
-    with pytest.raises(ScenarioError, match="multiple of 5 x 3 \\+ 5 = 20") as caught:
+    with pytest.raises(ScenarioError, match="= 20") as caught:
         build(Imbalanced(clients=110, ratio=3), CIFAR)
     assert "100 and 120" in caught.value.hint
     with pytest.raises(ScenarioError, match=r"100 clients.* 10 "):
         build(Imbalanced(clients=120, ratio=3, out_of=100), CIFAR)
-    with pytest.raises(ScenarioError, match="at least one frequent and one rare"):
+    with pytest.raises(ScenarioError, match=r"frequent.*rare"):
         build(Imbalanced(clients=120, ratio=3, frequent=10), CIFAR)
 
 
@@ -341,7 +341,7 @@ def test_custom_lists():
     federation = build(Custom.of([np.array([3, 1]), [], [1]]), np.array([0, 1, 0, 1]))
     assert federation.sizes.tolist() == [2, 0, 1]
     assert set(federation.client(0).indices.tolist()) == {1, 3}
-    with pytest.raises(ScenarioError, match="gives client 1 the sample 9"):
+    with pytest.raises(ScenarioError, match=r"client 1 .*9"):
         build(Custom(parts=((0,), (9,))), np.array([0, 1]))
     with pytest.raises(ParameterError, match="'parts'"):
         Custom(parts=((-1,),))
@@ -360,14 +360,14 @@ def test_custom_lists_may_not_use_the_samples_of_the_server():
     "labels", [[], [[0, 1]], [0.5, 1.0], ["a"], [-1, 0]], ids=["empty", "matrix", "floats", "text", "negative"]
 )
 def test_bad_labels(labels):
-    with pytest.raises(InputError, match="Labels must be"):
+    with pytest.raises(InputError, match="Labels"):
         build(Iid(clients=1), labels)
 
 
 def test_labels_beyond_the_classes_and_bad_writers():
     with pytest.raises(InputError, match=r"0 \.\. 2 for 3 classes\. Got 0 \.\. 3"):
         Scenario(partition=Iid(clients=1)).build([0, 3], classes=3)
-    with pytest.raises(InputError, match="one per label"):
+    with pytest.raises(InputError, match="label"):
         Scenario(partition=Natural()).build([0, 1], writers=[0])
 
 
@@ -375,7 +375,7 @@ def test_labels_beyond_the_classes_and_bad_writers():
 def test_more_samples_than_the_training_set_has(name):
     with pytest.raises(ScenarioError, match=r"10 clients x 7 samples = 70\b.* 60"):
         build(PARTITIONS.create(name, clients=10, samples=7), np.repeat(np.arange(3), 20))
-    with pytest.raises(ScenarioError, match="100 clients for 60 samples"):
+    with pytest.raises(ScenarioError, match=r"100 .*60 "):
         build(PARTITIONS.create(name, clients=100), np.repeat(np.arange(3), 20))
 
 

@@ -26,7 +26,7 @@ def test_the_papers_sizes():
 
 
 def test_unknown_name():
-    with pytest.raises(UnknownNameError, match="did you mean 'flash-noise'"):
+    with pytest.raises(UnknownNameError, match="'flash-noise'"):
         preset("flash-nois")
 
 

@@ -34,7 +34,7 @@ def test_impossible_server_validation():
     labels = np.repeat([0, 1], [10, 3])
     with pytest.raises(ScenarioError, match=r"5 samples of each class.* class 1 .* 3\."):
         Scenario(partition=Iid(clients=2), server_validation=5).build(labels)
-    with pytest.raises(ScenarioError, match="whole training set"):
+    with pytest.raises(ScenarioError, match="training set"):
         Scenario(partition=Iid(clients=2), server_validation=3).build(np.repeat([0, 1], 3))
 
 
@@ -180,9 +180,9 @@ def test_bad_tables(table, kind, words):
 
 
 def test_parts_of_the_wrong_type():
-    with pytest.raises(ParameterError, match="'partition' of a scenario must be a Partition"):
+    with pytest.raises(ParameterError, match="'partition'"):
         Scenario(partition="iid")
-    with pytest.raises(ParameterError, match="'latency' of a scenario must be a Latency"):
+    with pytest.raises(ParameterError, match="'latency'"):
         Scenario(latency=None)
 
 

@@ -37,7 +37,7 @@ def test_what_views_do():
 
 
 def test_views_need_images():
-    with pytest.raises(InputError, match="images of bytes"):
+    with pytest.raises(InputError, match="bytes"):
         seen("blur", np.zeros((3, 5), np.float32))
     with pytest.raises(InputError, match="square"):
         seen("rotate", np.zeros((3, 5, 6), np.uint8))
@@ -69,13 +69,13 @@ def test_relabel_changes_the_true_labels_and_is_not_noise():
 
 
 def test_invalid_shifts_are_an_error():
-    with pytest.raises(ParameterError, match="more than all clients"):
+    with pytest.raises(ParameterError, match="all clients"):
         Shift(views=("rotate", "blur", "invert"), share=0.4)
-    with pytest.raises(ParameterError, match="each view once"):
+    with pytest.raises(ParameterError, match="once"):
         Shift(views=("rotate", "rotate"))
-    with pytest.raises(ScenarioError, match="groups of 1 clients"):
+    with pytest.raises(ScenarioError, match="1 clients"):
         Shift(views=("rotate", "blur", "invert"), share=0.1).groups(2, np.random.default_rng(0))
-    with pytest.raises(ParameterError, match="must be a table such as"):
+    with pytest.raises(ParameterError, match="table"):
         Scenario.from_dict({"shift": "rotate"})
 
 

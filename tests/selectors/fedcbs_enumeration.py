@@ -14,7 +14,7 @@ from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import LabelInfo
 from fedcohort.selectors.numerics.class_balance import chance, group_of, qcid
 from fedcohort.selectors.ours.fedcbs_chance import _ChanceWeighting
-from fedcohort.selectors.papers.fedcbs.selector import Weighting
+from fedcohort.selectors.papers.fedcbs import Weighting
 
 
 def ordered_probabilities(

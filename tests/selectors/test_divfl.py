@@ -9,8 +9,9 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import SKETCH_WIDTH, Signal
 from fedcohort.selectors import Uniform
-from fedcohort.selectors.baselines.divfl import DivFL, _DiverseState, _lazy_greedy, _stochastic_greedy
+from fedcohort.selectors.baselines.divfl import DivFL, _lazy_greedy, _stochastic_greedy
 from fedcohort.selectors.numerics.groups import distances
+from fedcohort.selectors.numerics.recent import AskedVectors
 from fedcohort.session import Session
 from fedcohort.training.aggregators import FedAvg, Members
 
@@ -65,7 +66,7 @@ def state_of(kinds, noise=0.0, seed=0):
     rng = np.random.default_rng(seed)
     n = len(kinds)
     vectors = np.eye(4, SKETCH_WIDTH)[kinds] + noise * rng.normal(size=(n, SKETCH_WIDTH))
-    return _DiverseState(np.arange(n), np.zeros(n, np.int64), vectors, np.ones(n, np.bool_))
+    return AskedVectors(np.arange(n), np.zeros(n, np.int64), vectors, np.ones(n, np.bool_))
 
 
 def test_weights_are_the_numbers_represented():
@@ -82,7 +83,7 @@ def test_members_count_by_the_data_of_those_they_represent(seed):
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(3.0, 2.0, 15).round() + 1
     vectors = rng.normal(size=(15, SKETCH_WIDTH))
-    state = _DiverseState(np.arange(15), np.zeros(15, np.int64), vectors, np.ones(15, np.bool_))
+    state = AskedVectors(np.arange(15), np.zeros(15, np.int64), vectors, np.ones(15, np.bool_))
     slate = Slate(round=3, size=4, candidates=np.sort(rng.choice(15, 12, False)), clients=ClientTable(sizes=sizes))
     cohort, _ = DivFL(by_data=True).select(state, slate, None, rng)
     data = dict.fromkeys(cohort.clients.tolist(), 0.0)
@@ -126,7 +127,7 @@ def test_absent_clients_are_represented_too():
     """Kind 1 is absent; of the available clients, 3 is closest to it."""
     vectors = np.zeros((4, SKETCH_WIDTH))
     vectors[:, 0] = [0.0, 10.0, 1.0, 8.0]
-    state = _DiverseState(np.arange(4), np.zeros(4, np.int64), vectors, np.ones(4, np.bool_))
+    state = AskedVectors(np.arange(4), np.zeros(4, np.int64), vectors, np.ones(4, np.bool_))
     slate = Slate(round=3, size=2, candidates=np.array([0, 2, 3]), clients=ClientTable(sizes=np.ones(4)))
     cohort, _ = DivFL(by_data=True).select(state, slate, None, np.random.default_rng(0))
     assert 3 in cohort.clients

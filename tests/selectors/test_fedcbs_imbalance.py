@@ -14,7 +14,7 @@ from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram
 from fedcohort.core.errors import InputError
 from fedcohort.selectors.numerics import class_balance as imbalance
 from fedcohort.selectors.ours.fedcbs_chance import _ChanceWeighting, _swap_members
-from fedcohort.selectors.papers.fedcbs import selector
+from fedcohort.selectors.papers import fedcbs as selector
 
 from . import fedcbs_enumeration as enumeration
 
@@ -194,15 +194,15 @@ def test_swaps_have_the_target_distribution():
     index = {tuple(group): i for i, group in enumerate(groups.tolist())}
     rng = np.random.default_rng(3)
     seen = np.zeros(len(groups))
-    for _ in range(3000):
+    for _ in range(2000):
         draw = draw_and_swap(labels, None, 3, weighting, 24, rng)
         seen[index[tuple(sorted(draw.picks.tolist()))]] += 1
-    assert stats.chisquare(seen, target * 3000).pvalue > 1e-3
+    assert stats.chisquare(seen, target * 2000).pvalue > 1e-3
     picks, chances = enumeration.ordered_probabilities(labels, 3, weighting)
     sequential = np.zeros(len(groups))
     for pick, chance in zip(picks.tolist(), chances, strict=True):
         sequential[index[tuple(sorted(pick))]] += chance
-    assert stats.chisquare(seen, sequential * 3000).pvalue < 1e-6  # and it is not the paper's
+    assert stats.chisquare(seen, sequential * 2000).pvalue < 1e-6  # and it is not the paper's
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -321,7 +321,7 @@ def test_blocks_do_not_change_a_group(monkeypatch):
 
 
 def test_invalid_input_is_refused():
-    with pytest.raises(InputError, match="does not say how many samples"):
+    with pytest.raises(InputError, match="samples"):
         imbalance.group_of(LabelGram(np.eye(3), 3))
-    with pytest.raises(InputError, match="number of classes"):
+    with pytest.raises(InputError, match="classes"):
         imbalance.group_of(LabelFactor(np.ones((3, 2)), 0), np.ones(3))

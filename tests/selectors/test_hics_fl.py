@@ -10,23 +10,23 @@ from fedcohort.core.errors import ParameterError
 from fedcohort.core.plots import SelectorRun
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.hics_fl.estimates import hics_distance, label_entropy, sampling_chances
-from fedcohort.selectors.baselines.hics_fl.selector import HicsFL, _HicsState
+from fedcohort.selectors.baselines.hics_fl import HicsFL, _hics_distance, _label_entropy, _sampling_chances
+from fedcohort.selectors.numerics.recent import AskedVectors
 from fedcohort.session import Session
 
 
 def test_entropy_by_hand():
     """softmax(ln 1, ln 3) = 1/4, 3/4; at temperature 2 it is 1, sqrt 3 over their sum."""
     update = np.array([[0.0, math.log(3)]])
-    assert label_entropy(update, 1.0) == pytest.approx([-(0.25 * math.log(0.25) + 0.75 * math.log(0.75))])
+    assert _label_entropy(update, 1.0) == pytest.approx([-(0.25 * math.log(0.25) + 0.75 * math.log(0.75))])
     p = 1 / (1 + math.sqrt(3))
-    assert label_entropy(update, 2.0) == pytest.approx([-(p * math.log(p) + (1 - p) * math.log(1 - p))])
+    assert _label_entropy(update, 2.0) == pytest.approx([-(p * math.log(p) + (1 - p) * math.log(1 - p))])
 
 
 def test_entropies_of_the_extremes_are_finite():
     updates = np.array([[0.0, 0, 0], [1e100, -1e100, 0], [5, 5, 5]])
     for temperature in (1e-300, 0.0025, 1.0, 1e300):
-        entropy = label_entropy(updates, temperature)
+        entropy = _label_entropy(updates, temperature)
         assert np.isfinite(entropy).all()
         assert (entropy >= -1e-12).all()
         assert (entropy <= math.log(3) + 1e-12).all()
@@ -39,22 +39,22 @@ def test_entropy_orders_clients_by_how_balanced_they_are():
     truth = -(labels * np.log(np.maximum(labels, 1e-300))).sum(axis=1)
     for scale in (1e-4, 0.1, 10):
         updates = scale * (labels - 0.1)
-        estimate = label_entropy(updates, 0.1 * scale)
+        estimate = _label_entropy(updates, 0.1 * scale)
         assert np.corrcoef(np.argsort(np.argsort(truth)), np.argsort(np.argsort(estimate)))[0, 1] > 0.9
 
 
 def test_distance_by_hand():
     """A right angle, and entropies that differ by 0.2, weighted with 10."""
-    distance = hics_distance(np.array([[1.0, 0], [0, 1]]), np.array([0.3, 0.5]), 10.0)
+    distance = _hics_distance(np.array([[1.0, 0], [0, 1]]), np.array([0.3, 0.5]), 10.0)
     assert distance == pytest.approx(np.array([[0, math.pi / 2 + 2], [math.pi / 2 + 2, 0]]))
 
 
 def test_chances_by_hand():
     """Clusters of mean entropy 2 and 1, gamma 1: e / (e + 1) and 1 / (e + 1), then by size."""
-    chance = sampling_chances(np.array([3, 3, 8]), np.array([2.5, 1.5, 1.0]), np.array([30.0, 10, 7]), 1.0)
+    chance = _sampling_chances(np.array([3, 3, 8]), np.array([2.5, 1.5, 1.0]), np.array([30.0, 10, 7]), 1.0)
     high = math.e / (math.e + 1)
     assert chance == pytest.approx([0.75 * high, 0.25 * high, 1 - high])
-    assert sampling_chances(np.zeros(2, int), np.zeros(2), np.zeros(2), 4.0) == pytest.approx([0.5, 0.5])
+    assert _sampling_chances(np.zeros(2, int), np.zeros(2), np.zeros(2), 4.0) == pytest.approx([0.5, 0.5])
 
 
 def test_one_pass_has_the_distribution_of_drawing_clusters_until_the_cohort_is_full():
@@ -63,7 +63,7 @@ def test_one_pass_has_the_distribution_of_drawing_clusters_until_the_cohort_is_f
 
     cluster, sizes = np.array([0, 0, 1, 2]), np.array([1.0, 3, 2, 5])
     entropy = np.array([1.0, 1.2, 0.4, 0.1])
-    chance = sampling_chances(cluster, entropy, sizes, 2.0)
+    chance = _sampling_chances(cluster, entropy, sizes, 2.0)
     mean = np.array([1.1, 0.4, 0.1])
     pi = np.exp(2 * mean) / np.exp(2 * mean).sum()
     rng = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def test_every_client_comes_once_before_any_comes_twice():
 def balanced_first(n=20, balanced=4):
     updates = 0.1 * (np.eye(5)[np.arange(n) % 5] - 0.2)
     updates[:balanced] = 0.0005 * np.eye(5)[np.arange(balanced)]
-    return _HicsState(np.arange(n), np.zeros(n, np.int64), updates, np.ones(n, np.bool_))
+    return AskedVectors(np.arange(n), np.zeros(n, np.int64), updates, np.ones(n, np.bool_))
 
 
 @pytest.mark.parametrize(("round_", "least", "most"), [(0, 0.65, 1.0), (199, 0.05, 0.5)])
@@ -119,14 +119,14 @@ def test_entropies_are_at_the_papers_temperature():
     shares = np.exp(state.vectors / 0.0025)
     shares /= shares.sum(axis=1, keepdims=True)
     assert cohort.parts["entropy"] == pytest.approx(-(shares * np.log(shares)).sum(axis=1), abs=1e-12)
-    with pytest.raises(ParameterError, match="'temperature' parameter of HicsFL"):
+    with pytest.raises(ParameterError, match="'temperature'"):
         HicsFL(temperature=0.0)
 
 
 def test_unknown_clients_have_the_mean_entropy():
     state = balanced_first()
     known = np.arange(2, 20)
-    state = _HicsState(known, np.zeros(18, np.int64), state.vectors[known], state.asked)
+    state = AskedVectors(known, np.zeros(18, np.int64), state.vectors[known], state.asked)
     slate = Slate(round=0, size=5, candidates=np.arange(20), clients=ClientTable(sizes=np.full(20, 9)))
     cohort, _ = HicsFL().select(state, slate, None, np.random.default_rng(0))
     assert cohort.parts["cluster"][:2].tolist() == [-1, -1]

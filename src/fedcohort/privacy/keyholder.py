@@ -77,7 +77,9 @@ class KeyHolder:
             news: dict[str, Statement] = {}
             for name, data in mapping(statements, "'statements'").items():
                 try:
-                    statement = open_statement(self._secret, name, self._verifier(name), data)
+                    if name not in self._clients:
+                        raise InputError(f"Client {name!r} is not enrolled with the key holder.")
+                    statement = open_statement(self._secret, name, self._clients[name], data)
                 except FedcohortError as error:
                     refused[name] = error.message
                     continue
@@ -125,11 +127,6 @@ class KeyHolder:
                 f"The record {self._record} cannot be used: {error}. Nothing was changed.",
                 hint="is the disk full, is the file damaged, or does another process serve the same folder?",
             ) from error
-
-    def _verifier(self, name: str) -> bytes:
-        if name not in self._clients:
-            raise InputError(f"Client {name!r} is not enrolled with the key holder.")
-        return self._clients[name]
 
     def _statement(self, name: str) -> Statement:
         if name not in self._statements:

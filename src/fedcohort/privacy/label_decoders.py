@@ -102,7 +102,13 @@ class EncryptedLabels:
         self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]
     ) -> LabelGram | LabelGramRows:
         """Return S of the first clients, or the rows of clients that join; see :class:`LabelDecoder`."""
-        self._compare_keys()
+        # One error for the whole federation, instead of refusing one client after another.
+        holder_key = self._holder.public.name
+        if holder_key != self._public.name:
+            raise KeyHolderError(
+                f"The key holder has the key {holder_key}; this server's public.key is {self._public.name}.",
+                hint="after new keys, server and clients need the new public.key, and the run a new journal",
+            )
         refused = {}
         for name, data in sealed.items():
             try:
@@ -137,15 +143,6 @@ class EncryptedLabels:
                 self._ask_again = time.monotonic() + _PAUSE
                 log.warning("clients get no confirmation from the key holder: %s", error.message)
         return {name: self._confirmed[name] for name in clients if name in self._confirmed}
-
-    def _compare_keys(self) -> None:
-        """Raise at once if the key holder has another key, instead of refusing one client after another."""
-        holder_key = self._holder.public.name
-        if holder_key != self._public.name:
-            raise KeyHolderError(
-                f"The key holder has the key {holder_key}; this server's public.key is {self._public.name}.",
-                hint="after new keys, server and clients need the new public.key, and the run a new journal",
-            )
 
 
 class _VisibleRows:
@@ -192,7 +189,17 @@ class NoisyLabels(_VisibleRows):
     """Class balance from noisy counts, which clients released under differential privacy."""
 
     def _unpack(self, client: str, data: bytes, size: int | None) -> FloatArray:
-        return _unpack_noisy_counts(client, data, self.classes, size)
+        what = f"The noisy label counts of client {client!r}"
+        row = unwrap_row(_NOISY, client, data, self.classes, what)
+        if not np.isfinite(row).all() or (row < 0).any():
+            raise CiphertextError(f"{what} must be finite and not negative.")
+        most = _MAX_SAMPLES if size is None else size
+        with np.errstate(over="ignore"):
+            total = float(row.sum())
+        # Clients fit noisy counts to their size, so noise adds nothing to the sum.
+        if total > most * (1 + 1e-9) + 1e-6:
+            raise CiphertextError(f"{what} sum to {total:g} samples; it may have at most {most:g}.")
+        return row
 
     def open(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]) -> LabelCounts:
         """Return the counts; see :class:`LabelDecoder`."""
@@ -202,17 +209,3 @@ class NoisyLabels(_VisibleRows):
 def pack_noisy_counts(client: str, counts: Iterable[float]) -> bytes:
     """Return noisy counts as bytes for the server, which may see them."""
     return wrap_row(_NOISY, client, list(counts))
-
-
-def _unpack_noisy_counts(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
-    """Return the (B,) counts that :func:`pack_noisy_counts` packed; CiphertextError if they do not fit the size."""
-    what = f"The noisy label counts of client {client!r}"
-    row = unwrap_row(_NOISY, client, data, classes, what)
-    if not np.isfinite(row).all() or (row < 0).any():
-        raise CiphertextError(f"{what} must be finite and not negative.")
-    most = _MAX_SAMPLES if size is None else size
-    with np.errstate(over="ignore"):
-        total = float(row.sum())
-    if total > most * (1 + 1e-9) + 1e-6:  # clients fit noisy counts to their size, so noise adds nothing to the sum
-        raise CiphertextError(f"{what} sum to {total:g} samples; it may have at most {most:g}.")
-    return row

@@ -44,25 +44,22 @@ class _Book:
         book = cls()
         for number, line in enumerate(lines, 1):
             try:
-                book._read_line(line)
+                entry = json.loads(line)
+                if "said" in entry or "rho" in entry:
+                    raise ValueError("version 0.2 wrote it, in another format")
+                answer = entry.pop("answer", None)
+                book.releases.append(Release(**entry))
+                if answer is not None:
+                    epsilon, mechanism, delta = answer["noise"]
+                    noisy = [float(value) for value in answer["noisy"]]
+                    book.answers[epsilon, mechanism, delta, len(noisy)] = noisy
+                book.lines.append(line)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise JournalError(
                     f"Line {number} of the privacy ledger {path} cannot be read: {error}.",
                     hint="a ledger that cannot be read must be treated as spent: more releases could exceed its budget",
                 ) from error
         return book
-
-    def _read_line(self, line: str) -> None:
-        entry = json.loads(line)
-        if "said" in entry or "rho" in entry:
-            raise ValueError("version 0.2 wrote it, in another format")
-        answer = entry.pop("answer", None)
-        self.releases.append(Release(**entry))
-        if answer is not None:
-            epsilon, mechanism, delta = answer["noise"]
-            noisy = [float(value) for value in answer["noisy"]]
-            self.answers[epsilon, mechanism, delta, len(noisy)] = noisy
-        self.lines.append(line)
 
 
 class Ledger:

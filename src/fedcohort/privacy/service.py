@@ -292,14 +292,11 @@ class RemoteKeyHolder:
     def __repr__(self) -> str:
         return f"RemoteKeyHolder({self._host}:{self._port})"
 
-    def _connection(self) -> http.client.HTTPConnection:
-        if not self._tls:
-            return http.client.HTTPConnection(self._host, self._port, timeout=self._patience)
-        context = ssl.create_default_context(cafile=None if self._authority is None else str(self._authority))
-        return http.client.HTTPSConnection(self._host, self._port, timeout=self._patience, context=context)
-
     def _ask(self, path: str, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        connection = self._connection()
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._patience)
+        if self._tls:
+            context = ssl.create_default_context(cafile=None if self._authority is None else str(self._authority))
+            connection = http.client.HTTPSConnection(self._host, self._port, timeout=self._patience, context=context)
         try:
             body = None if question is None else json.dumps(question).encode()
             connection.request(

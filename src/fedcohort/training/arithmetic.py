@@ -15,6 +15,7 @@ def namespace(array: Any) -> Any:
     """Return the module whose functions accept ``array``: numpy or torch."""
     if isinstance(array, np.ndarray):
         return np
+    # By name, because importing torch takes long, and a host without it must not need it.
     if type(array).__module__.partition(".")[0] == "torch":
         return sys.modules["torch"]  # imported already, because the tensor exists
     raise InputError(f"Models' outputs must be a NumPy array or a torch tensor. Got {type(array).__name__}.")

@@ -52,6 +52,7 @@ class EarlyStop(Parameterized):
         training, validation : float
             Means of the two signals it ``watches``; NaN if they were not measured this round.
         """
+        # "In a row" needs both losses of both rounds. The last known ones stay to compare with.
         if not (math.isfinite(training) and math.isfinite(validation)):
             return LossTrend(trend.training, trend.validation, 0), None
         diverged = validation > trend.validation and training < trend.training  # False while the trend is NaN

@@ -117,6 +117,7 @@ class LocalTraining(Parameterized):
         rate = self.lr * self.lr_decay**round * self.milestone_factor**passed
         if self.lr_decay_epoch != 1.0:
             epochs = self.epochs or self.epochs_of_largest or 1
+            # Epochs of earlier rounds count as if every round had as many, whoever took part in them.
             rate *= self.lr_decay_epoch ** (round * epochs + step // max(batches_per_epoch, 1))
         return float(rate)
 
@@ -176,6 +177,7 @@ def batch_plan(seed: int, round: int, client: int, n: int, local: LocalTraining,
         steps = local.steps_for(n)
     if n == 0 or steps == 0:
         return BatchPlan(np.zeros((0, 0), dtype=np.int64), np.zeros(0, dtype=np.int64))
+    # A stream of its own per client, so that its batches do not depend on who else is in the cohort.
     generator = rng.stream(seed, rng.TRAINING, round, client)
     width = min(local.batch_size, n)
     per_epoch = -(-n // width)
@@ -200,6 +202,7 @@ def plan_counts(n: int, width: int, steps: int) -> IntArray:
     return counts
 
 
+# The usual augmentation of CIFAR: a shift of up to an eighth of the image, and its mirror image.
 PADDING = 4  # pixels around an image before it is cropped
 CROPS = 2 * (2 * PADDING + 1) ** 2  # ways to crop and mirror an image
 

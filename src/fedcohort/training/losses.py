@@ -20,6 +20,7 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def robust_from_cross_entropies(by_label: torch.Tensor, by_pseudo: torch.Tensor, local: LocalTraining) -> torch.Tensor:
     """Return FLASH's robust loss of each sample, given its cross-entropies with its label and its pseudo-label."""
     reversed_from = by_label if local.robust_reverse == "labels" else by_pseudo
+    # The reverse cross-entropy of a one-hot label is -log 0 times the probability of all other classes.
     reverse = -local.robust_log_zero * (1 - torch.exp(-reversed_from))
     return by_label + local.robust_alpha * by_pseudo + local.robust_beta * reverse
 

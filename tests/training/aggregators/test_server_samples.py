@@ -149,16 +149,16 @@ def test_public_data_of_another_type_are_an_error(images, tmp_path, samples, say
 
 
 def test_unreadable_public_files_are_an_error(images, tmp_path):
-    with pytest.raises(InputError, match=r"gone.npy' cannot be read"):
+    with pytest.raises(InputError, match=r"gone\.npy"):
         public_samples(tmp_path / "gone.npy", images[0], (1, 8, 8))
     (tmp_path / "text.npy").write_text("no array")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="read"):
         public_samples(tmp_path / "text.npy", images[0], (1, 8, 8))
     np.savez(tmp_path / "several.npz", a=np.zeros(3))
-    with pytest.raises(InputError, match="Got several arrays"):
+    with pytest.raises(InputError, match="several"):
         public_samples(tmp_path / "several.npz", images[0], (1, 8, 8))
     np.save(tmp_path / "nan.npy", np.full((2, 4), np.nan))
-    with pytest.raises(InputError, match="NaN or infinite"):
+    with pytest.raises(InputError, match="NaN"):
         public_samples(tmp_path / "nan.npy", np.zeros((3, 4)), (4,))
 
 
@@ -190,12 +190,12 @@ def test_a_public_file_equals_the_same_samples_at_the_server(tmp_path, name):
 def test_a_server_without_samples_is_refused_at_the_start(name):
     scenario = {"partition": {"name": "dirichlet", "clients": 9, "alpha": 0.5}}
     table = {**EXPERIMENT, "scenario": scenario, "selectors": {"uniform": {"aggregator": {"name": name}}}}
-    with pytest.raises(InputError, match=f"The aggregator '{name}' of run 'uniform-s3'") as raised:
+    with pytest.raises(InputError, match=f"'{name}'.*'uniform-s3'") as raised:
         prepare(Experiment.from_dict(table))
     assert "scenario.server_validation" in raised.value.hint
 
 
 def test_public_data_of_another_shape_end_an_experiment_before_it_starts(tmp_path):
     np.save(tmp_path / "public.npy", np.zeros((5, 9)))
-    with pytest.raises(InputError, match=r"Got an array of shape \(5, 9\)"):
+    with pytest.raises(InputError, match=r"\(5, 9\)"):
         after_three_rounds({"name": "feddf", "public": str(tmp_path / "public.npy")})

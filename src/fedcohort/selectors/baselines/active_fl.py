@@ -89,13 +89,16 @@ class ActiveFL(Selector[_ActiveState]):
         value = slate.of_candidates(state.valuation)
         unknown = np.isnan(value)
         if unknown.any():
+            # As good as the best known client, so that nobody is dropped below before it was ever asked.
             best = 0.0 if unknown.all() else float(np.nanmax(value))
             value = np.where(unknown, best, value)
         count = len(value)
+        # Dropping must leave enough clients for the cohort.
         dropped = min(int(self.alpha1 * count), count - slate.size)
         logits = self.alpha2 * value
         if dropped > 0:
             logits[top_k(-value, dropped, rng)] = -np.inf
+        # Rounded at random. Rounded down, a cohort of five would never have a uniform client at alpha_3 = 0.1.
         drawn = slate.size - int(self.alpha3 * slate.size + rng.random())
         by_value = softmax_sample(logits, drawn, rng) if drawn else np.empty(0, np.int64)
         rest = np.ones(count, np.bool_)
@@ -113,5 +116,6 @@ class ActiveFL(Selector[_ActiveState]):
         """Update the valuations of the clients that trained."""
         valuation = state.valuation.copy()
         clients = outcome.clients[outcome.ok]
+        # Between the mean and the sum of a client's losses: a client four times as large counts twice.
         valuation[clients] = np.sqrt(outcome.table.sizes[clients]) * outcome[Signal.LOSS][outcome.ok]
         return _ActiveState(valuation)

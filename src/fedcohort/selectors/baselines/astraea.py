@@ -103,6 +103,7 @@ class Astraea(Selector[_AstraeaState]):
             taken[slate.candidates] = False
             group.grow(slate.size - within, anyone)
         if self.turns:
+            # Those that ended the old pass may be asked again in the new one, which only counts who filled the cohort.
             new = group.members[within:] if within < slate.size else group.members
             taken[slate.candidates[new]] = True
         divergence = group.with_each()

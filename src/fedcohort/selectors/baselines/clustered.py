@@ -140,6 +140,7 @@ class Clustered(Selector[RecentVectors]):
         if sizes.max() <= 0:
             sizes = np.ones(len(sizes))
         shuffled = rng.permutation(len(sizes))
+        # Equal sizes keep the random order. Otherwise the same clients would always share a distribution.
         order = shuffled[np.argsort(-sizes[shuffled], kind="stable")]
         group = np.full(len(sizes), -1)
         if self.by == "similarity":
@@ -160,6 +161,7 @@ class Clustered(Selector[RecentVectors]):
             notes["clients of which nothing is known"] = int((group < 0).sum())
         weights = counts.astype(np.float64)
         if self.average == "fedavg":
+            # The aggregator will multiply by sizes. The mean size only keeps the weights near 1.
             weights = weights * sizes.mean() / sizes[drawn]
         cohort = Cohort(
             slate.candidates[drawn],
@@ -194,7 +196,8 @@ def _pour(amount: FloatArray, order: IntArray, room: FloatArray) -> _Allocation:
     poured, full = np.cumsum(amount[order]), np.cumsum(room)
     if not len(order) or not len(room) or full[-1] <= 0:
         return _Allocation(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-    full = full * (poured[-1] / full[-1])
+    full = full * (poured[-1] / full[-1])  # equal sums, although both were rounded
+    # Every boundary, of a client or of a distribution, ends a piece. Its middle says to whom it belongs, safely inside.
     ends = np.union1d(poured, full)
     starts = np.concatenate([[0.0], ends[:-1]])
     middle = (starts + ends) / 2
@@ -236,6 +239,7 @@ def _by_similarity(
     whole = np.floor(amount / capacity * (1 + _ROUNDING)).astype(np.int64)  # distributions that a client fills alone
     rest = np.maximum(amount - whole * capacity, 0.0)
     rest[rest < _ROUNDING * capacity] = 0.0
+    # Of m distributions, no more than m can be filled; rounding could give one too many.
     single = np.repeat(np.arange(len(sizes)), whole)[:m]  # the client of each distribution that one client fills
     places = m - len(single)
     unknown = np.ones(len(sizes), np.bool_)
@@ -244,6 +248,7 @@ def _by_similarity(
     group = ward_groups(angle, places - free, rest[known], capacity * (1 + _ROUNDING))
     count = int(group.max(initial=-1)) + 1
     load = np.bincount(group, rest[known], count)
+    # The largest groups are the distributions; the clients of the others fill what room is left (Algorithm 2).
     base = np.argsort(-load, kind="stable")[: places - free]
     place_of = np.full(count, -1)
     place_of[base] = np.arange(free, free + len(base))
@@ -253,6 +258,7 @@ def _by_similarity(
     grouped[known] = place_of[group]
     inside = order[(grouped[order] >= 0) & (rest[order] > 0)]
     left = order[(grouped[order] < 0) & (rest[order] > 0)]
+    # Unknown clients first, because the distributions kept free for them are the first ones.
     left = np.concatenate([left[unknown[left]], left[~unknown[left]]])
     poured = _pour(rest, left, np.maximum(room, 0.0))
     client = np.concatenate([poured.client, inside, single])

@@ -115,6 +115,7 @@ class Delta(Selector[_DeltaState]):
         if not len(clients):
             return state
         mass = state.mass.copy()
+        # Only among those that reported, so the probabilities still sum to 1 without a pass over all clients.
         mass[clients] = _shared_mass(mass[clients], outcome[Signal.UPDATE_DISTANCE][outcome.ok], self.local_variance)
         return _DeltaState(mass)
 
@@ -127,6 +128,7 @@ def _shared_mass(mass: FloatArray, distance: FloatArray, local_variance: float) 
     >>> _shared_mass(np.array([1.0, 3.0]), np.array([3.0, 1.0]), 0.0)
     array([3., 1.])
     """
+    # Relative to the largest, because only ratios count and squares of large distances overflow.
     largest = max(float(distance.max()), np.finfo(np.float64).tiny)
     square = (np.maximum(distance, 0.0) / largest) ** 2
     diversity = np.sqrt(square + local_variance * square.mean())

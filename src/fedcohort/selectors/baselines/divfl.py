@@ -14,25 +14,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Boolean, Interval, Optional, ParamSets, param
-from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.groups import distances, scale_down
-from fedcohort.selectors.numerics.recent import RecentVectors
-
-
-@dataclass(frozen=True)
-class _DiverseState(RecentVectors):
-    """The updates of the clients that reported last, and which clients were ever asked for one."""
-
-    asked: BoolArray = per_client()  # (N,)
+from fedcohort.selectors.numerics.recent import AskedVectors
 
 
 @register("divfl")
 @dataclass(frozen=True, kw_only=True)
-class DivFL(Selector[_DiverseState]):
+class DivFL(Selector[AskedVectors]):
     r"""Choose the cohort whose updates best represent the updates of all clients ([Balakrishnan2022]_, Sec. 3).
 
     Every client k is represented by the member of the cohort S whose gradient is nearest. The sum of distances
@@ -116,13 +109,13 @@ class DivFL(Selector[_DiverseState]):
         """The plain mean, in which all clients weigh the same; any that weighs by size if members count for data."""
         return None if self.by_data else "mean"
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> _DiverseState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> AskedVectors:
         """Start with no client asked."""
-        return _DiverseState.empty(asked=np.zeros(clients.n, np.bool_))
+        return AskedVectors.empty(asked=np.zeros(clients.n, np.bool_))
 
     def select(
-        self, state: _DiverseState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, _DiverseState]:
+        self, state: AskedVectors, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, AskedVectors]:
         """Take clients that were never asked, then those that represent the others."""
         candidates = slate.candidates
         rows = state.rows_of(candidates)
@@ -135,6 +128,7 @@ class DivFL(Selector[_DiverseState]):
         known = rng.permutation(np.flatnonzero(rows >= 0))  # the first in this order wins a tie
         by_update = min(slate.size - len(picks), len(known))
         if by_update > 0:
+            # Rows are all remembered clients: those that are away now should be represented too.
             apart = distances(scale_down(state.vectors))[:, rows[known]]
             if self.sample is None:
                 chosen, gain[known] = _lazy_greedy(apart, by_update)
@@ -153,6 +147,7 @@ class DivFL(Selector[_DiverseState]):
         if len(picks) < slate.size:  # the rest were asked before, but no update is remembered
             others = np.setdiff1d(np.arange(len(candidates)), picks)
             picks = np.concatenate([picks, rng.choice(others, slate.size - len(picks), replace=False)])
+        # When it is asked and not when it reports: a client that always fails must not keep coming first.
         asked = state.asked.copy()
         asked[candidates[picks]] = True
         cohort = Cohort(
@@ -163,9 +158,9 @@ class DivFL(Selector[_DiverseState]):
             weights=weights,
             notes=notes,
         )
-        return cohort, _DiverseState(state.known, state.when, state.vectors, asked)
+        return cohort, AskedVectors(state.known, state.when, state.vectors, asked)
 
-    def update(self, state: _DiverseState, outcome: Outcome) -> _DiverseState:
+    def update(self, state: AskedVectors, outcome: Outcome) -> AskedVectors:
         """Remember the updates."""
         ok = outcome.ok
         return state.with_reports(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
@@ -225,6 +220,7 @@ def _lazy_greedy(apart: FloatArray, size: int) -> tuple[IntArray, FloatArray]:
     >>> _lazy_greedy(np.abs(place[:, None] - place), 2)[0]
     array([1, 3])
     """
+    # Before the first choice, every client is as far away as any can be. Any larger number chooses the same.
     nearest = np.full(len(apart), float(apart.max(initial=0.0)))
     gain = np.asarray((nearest[:, None] - apart).sum(axis=0))
     queue = [(-value, at) for at, value in enumerate(gain.tolist())]
@@ -233,6 +229,7 @@ def _lazy_greedy(apart: FloatArray, size: int) -> tuple[IntArray, FloatArray]:
     chosen: list[int] = []
     while len(chosen) < size:
         _, at = heapq.heappop(queue)
+        # A gain from an earlier step is an upper bound. If it is still the largest after an update, it is the best.
         if current[at] != len(chosen):
             gain[at] = np.maximum(nearest - apart[:, at], 0.0).sum()
             current[at] = len(chosen)
@@ -252,6 +249,7 @@ def _stochastic_greedy(
     left = np.arange(apart.shape[1])
     chosen: list[int] = []
     while len(chosen) < size:
+        # Sorted, so that of equal gains the lower position wins, as in the lazy algorithm.
         considered = np.sort(rng.choice(left, min(sample, len(left)), replace=False))
         gain[considered] = np.maximum(nearest[:, None] - apart[:, considered], 0.0).sum(axis=0)
         best = int(considered[gain[considered].argmax()])

@@ -116,6 +116,8 @@ class E3CS(Selector[_WeightState]):
         picks = systematic_sample(chance, rng) if self.exact else weighted_sample(chance, size, rng)
         gain = state.gain.copy()
         step = (size - count * quota) * self.rate / count
+        # Computed here, because x_i / p_i needs the probabilities of this round. A client that had to take part (p = 1)
+        # proves nothing by it and gains nothing.
         gain[slate.candidates[picks]] = np.where(full[picks], 0.0, step / np.maximum(chance[picks], 1e-300))
         cohort = Cohort(
             slate.candidates[picks],
@@ -131,13 +133,14 @@ class E3CS(Selector[_WeightState]):
         clients = outcome.clients[outcome.ok]
         weight = state.weight.copy()
         weight[clients] += state.gain[clients]
-        weight -= weight.max()
+        weight -= weight.max()  # only ratios count, and the range below is relative to the largest
         return _WeightState(np.maximum(weight, -_RANGE), state.gain)
 
     def grow(self, state: _WeightState, clients: ClientTable, rng: np.random.Generator) -> _WeightState:
         """Let new clients start with the median weight."""
         grown = super().grow(state, clients, rng)
         weight = grown.weight.copy()
+        # The largest weight is 0, so the zeros of ``init`` would put newcomers level with the best.
         weight[len(state.weight) :] = np.median(state.weight) if len(state.weight) else 0.0
         return _WeightState(weight, grown.gain)
 

@@ -111,6 +111,7 @@ class FedCucb(Selector[_CucbState]):
         """Take clients that were never seen, then the one with the highest bound and those that balance it."""
         pulls = slate.of_candidates(state.pulls)
         seen = pulls > 0
+        # Before any report the number of classes is unknown, and with one class everybody is balanced.
         classes = max(state.shares.shape[1], 1)
         shares = np.full((len(pulls), classes), 1.0 / classes)
         if state.shares.shape[1]:
@@ -122,6 +123,7 @@ class FedCucb(Selector[_CucbState]):
         for position in unseen.tolist():
             group.add(position)
         bound = reward + bonus
+        # The bandit chooses only the first member. Unseen clients, if there are any, have that place already.
         if not len(unseen):
             group.add(int(rng.choice(np.flatnonzero(bound == bound.max()))))
         group.grow(slate.size - len(group.members), seen)
@@ -145,6 +147,7 @@ class FedCucb(Selector[_CucbState]):
         pulls, weight, reward = state.pulls.copy(), state.weight.copy(), state.reward.copy()
         shares = state.shares.copy() if state.shares.shape[1] else np.zeros((len(pulls), updates.shape[1]))
         pulls[clients] += 1
+        # The sum of rho^j over all updates, so the newest one counts 1 / weight, and the mean needs no history.
         weight[clients] = self.forgetting * weight[clients] + 1.0
         share = 1.0 / weight[clients]
         shares[clients] += share[:, None] * (estimated - shares[clients])

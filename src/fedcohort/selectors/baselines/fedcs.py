@@ -106,6 +106,7 @@ class FedCS(Selector[_DurationState]):
         drawn = rng.choice(slate.candidates, count, replace=False)  # in random order, which decides ties
         order = drawn[np.argsort(expected[drawn], kind="stable")][: slate.size]
         ends = _round_ends(expected[order], self.upload)
+        # The ends grow with every client, so those that fit come first. A round without anybody would never end.
         fit = len(order) if self.deadline is None else max(int((ends < self.deadline).sum()), 1)
         drawn = np.sort(drawn)
         cohort = Cohort(
@@ -120,6 +121,7 @@ class FedCS(Selector[_DurationState]):
     def update(self, state: _DurationState, outcome: Outcome) -> _DurationState:
         """Learn durations."""
         asked, ok = state.asked.copy(), outcome.ok
+        # Also those that failed: a client that never answers must not be tried first for ever.
         asked[outcome.clients] += 1
         seconds, timed = update_means(
             state.seconds, state.timed, outcome.clients[ok], outcome[Signal.DURATION][ok], _MEMORY
@@ -134,6 +136,7 @@ def _round_ends(seconds: FloatArray, upload: float) -> FloatArray:
     array([2., 4., 6.])
     """
     ends, end = np.empty(len(seconds)), 0.0
+    # One after another, because an upload waits for those before it.
     for i, duration in enumerate(seconds.tolist()):
         end = max(end, (1 - upload) * duration) + upload * duration
         ends[i] = end

@@ -19,6 +19,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
+from fedcohort.selectors.numerics.running import fill_with_mean
 from fedcohort.selectors.numerics.sampling import scale_to_all_clients, weighted_sample
 
 _NEGLIGIBLE = 1e-100  # the square of a smaller importance underflows
@@ -108,11 +109,13 @@ class Feel(Selector[_FeelState]):
     ) -> tuple[Cohort, _FeelState]:
         """Draw by the optimal distribution."""
         sizes = slate.of_candidates(slate.clients.sizes)
-        norm = _fill_with_mean(slate.of_candidates(state.norm))
+        # A client without a report is taken for an average one, so that it is neither sought nor avoided.
+        norm = fill_with_mean(slate.of_candidates(state.norm))
         importance = sizes * np.maximum(norm, _MIN_NORM * norm.mean()) if norm.mean() > 0 else sizes
-        seconds = _fill_with_mean(slate.of_candidates(state.seconds))
+        seconds = fill_with_mean(slate.of_candidates(state.seconds))
         p = _optimal_distribution(importance, seconds, self.rho)
         drawn = weighted_sample(p, slate.size, rng)
+        # If everybody is drawn, there is nothing to estimate, and Raj's weights would only add noise.
         weights = np.ones(len(drawn)) if slate.size == len(p) else _raj_weights(p[drawn])
         cohort = Cohort(
             slate.candidates[drawn],
@@ -130,16 +133,9 @@ class Feel(Selector[_FeelState]):
         clients = outcome.clients[ok]
         norm, seconds = state.norm.copy(), state.seconds.copy()
         norm[clients] = outcome[Signal.by_name(self.importance)][ok]
+        # With rho = 0 time does not count, and durations are not asked for.
         seconds[clients] = outcome[Signal.DURATION][ok] if self.rho > 0 else 0.0
         return _FeelState(norm, seconds)
-
-
-def _fill_with_mean(values: FloatArray) -> FloatArray:
-    """Return the values with NaN replaced by the mean of the others; ones if all are NaN."""
-    unknown = np.isnan(values)
-    if not unknown.any():
-        return values
-    return np.where(unknown, 1.0 if unknown.all() else float(values[~unknown].mean()), values)
 
 
 def _optimal_distribution(importance: FloatArray, seconds: FloatArray, rho: float) -> FloatArray:
@@ -157,7 +153,8 @@ def _optimal_distribution(importance: FloatArray, seconds: FloatArray, rho: floa
         return a
     time = rho * seconds / mean
     counts = a > _NEGLIGIBLE
-    above = time - time[counts].min()  # lambda = x - min rho t, with x > 0
+    # lambda may be negative, but is above -min rho t. So the search is over x > 0, with lambda = x - min rho t.
+    above = time - time[counts].min()
     # The sum of p falls as x grows: at the lower end the fastest alone sum to 1, at the upper end all sum to at most 1.
     fastest = float(a[counts & (above <= 0)].sum())
     low, high = np.log((1 - rho) * fastest**2), np.log(1 - rho)

@@ -17,6 +17,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
+from fedcohort.selectors.numerics.running import fill_with_mean
 from fedcohort.selectors.numerics.sampling import inclusion_probabilities, scale_to_all_clients, systematic_sample
 
 _MAX_NORM = 1e100  # larger norms are clipped, so that their sums stay finite
@@ -104,14 +105,15 @@ class GradNorm(Selector[_NormState]):
         """Turn norms into probabilities and draw by them."""
         norm = slate.of_candidates(state.norm)
         unknown = np.isnan(norm)
-        mean = 1.0 if unknown.all() else float(norm[~unknown].mean())
-        norm = np.where(unknown, mean, norm)
+        norm = fill_with_mean(norm)
         sizes = np.asarray(slate.of_candidates(slate.clients.sizes), np.float64)
         share = sizes / sizes.sum() if sizes.sum() > 0 else np.full(len(sizes), 1 / len(sizes))
         importance = share * norm
+        # A client at 0 would never be drawn, and its norm never be measured again.
         importance = np.maximum(importance, self.floor * importance.mean())
         chance = inclusion_probabilities(importance, slate.size)
         picked = systematic_sample(chance, rng)
+        # For the notes: the variance of this draw over that of uniform cohorts of the same size.
         squared = (importance / max(float(importance.max()), np.finfo(np.float64).tiny)) ** 2
         uniform = (len(chance) / slate.size - 1) * squared.sum()
         cohort = Cohort(

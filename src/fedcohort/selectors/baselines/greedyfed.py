@@ -225,6 +225,7 @@ class GreedyFed(Selector[_ShapleyState]):
             picked = top_k(value, slate.size, rng)
         asked_now = state.asked.copy()
         asked_now[slate.candidates[picked]] += 1
+        # A client that was never asked comes first, so its score is above all values.
         cohort = Cohort(
             slate.candidates[picked],
             candidates=slate.candidates,
@@ -240,6 +241,7 @@ class GreedyFed(Selector[_ShapleyState]):
         new = outcome[SHAPLEY_VALUE][outcome.ok]
         value, rounds = state.value.copy(), state.rounds.copy()
         rounds[clients] += 1
+        # In the plain mean the first value replaces the starting 0; in the exponential one it is mixed with it.
         past = (rounds[clients] - 1) / rounds[clients] if self.memory is None else self.memory
         value[clients] = past * value[clients] + (1 - past) * new
         return _ShapleyState(value, rounds, state.asked)

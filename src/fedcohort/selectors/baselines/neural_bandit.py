@@ -110,6 +110,7 @@ class NeuralBandit(ContextualBandit[_NeuralState]):
         d, h = len(self.context) + 1, self.width
         return _NeuralState(
             **_NeuralState.unknown(clients.n, len(self.context)),
+            # He et al.'s variance keeps the size of the features from layer to layer under max(0, .).
             first=rng.standard_normal((h, d)) * np.sqrt(2 / d),
             second=rng.standard_normal((h, h)) * np.sqrt(2 / h),
             gram=self.ridge * np.eye(h),
@@ -131,6 +132,7 @@ class NeuralBandit(ContextualBandit[_NeuralState]):
         x = _network_input(np.stack(list(context.values()), axis=1))
         features = _forward(state.first, state.second, x).features
         promise = features @ solution(state.gram, state.moment)
+        # At least 0 below, because rounding can make the square of a small feature negative.
         square = np.einsum("ij,ij->i", features @ np.linalg.inv(state.gram), features)
         bonus = self.exploration * np.sqrt(np.maximum(square, 0.0))
         notes["observations"] = state.stored
@@ -138,6 +140,7 @@ class NeuralBandit(ContextualBandit[_NeuralState]):
 
     def learn(self, state: _NeuralState, clients: IntArray, context: FloatArray, rewards: FloatArray) -> _NeuralState:
         """Add the observations to the last layer and the memory; train the network every ``interval`` rounds."""
+        # More observations than the ring has places would overwrite each other in one assignment.
         context, rewards = context[-self.memory :], rewards[-self.memory :]
         x = _network_input(context)
         features = _forward(state.first, state.second, x).features
@@ -147,6 +150,7 @@ class NeuralBandit(ContextualBandit[_NeuralState]):
         inputs[at], targets[at] = x, rewards
         stored = state.stored + len(x)
         first, second = state.first, state.second
+        # As in the paper, A and b keep the features of their time when the network changes.
         if state.rounds % self.interval == 0 and stored:
             known = min(stored, self.memory)
             theta = solution(gram, moment)

@@ -73,6 +73,7 @@ class PowerOfChoice(Stateless):
         assert answer is not None
         assert isinstance(answer.query, Losses)
         loss = answer[Signal.LOSS]
+        # A client that did not answer will hardly train either, but is better than an empty place.
         score = np.where(np.isnan(loss), -np.inf, loss)
         picked = top_k(score, slate.size, rng)
         asked = answer.query.clients

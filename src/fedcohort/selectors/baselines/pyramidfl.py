@@ -20,7 +20,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.oort.guidance import Guidance, OortState
+from fedcohort.selectors.baselines.oort import Guidance, OortState
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class PyramidFL(Guidance, Selector[_PyramidState]):
     ) -> tuple[Cohort, _PyramidState]:
         """Draw as Oort does, and assign work."""
         cohort = self.choose(state, slate, rng)
+        # After the draw, because the slowest member of this cohort is what the others wait for.
         work = self._work(state, cohort.clients)
+        # Remembered until the report: the duration divided by the work is the time for the usual work.
         given = state.given.copy()
         given[cohort.clients] = work
         cohort = dataclasses.replace(

@@ -21,7 +21,7 @@ from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 
-_BLOCK = 4096
+_BLOCK = 4096  # clients compared with the smallest debt of the heap at a time
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ class RbcsF(Selector[_QueueState]):
         picks = _quickest_fair(self.speed * bound, owed, slate.size, rng)
         clients = slate.candidates[picks]
         queue, last, context = state.queue.copy(), state.last.copy(), state.warm.copy()
+        # Owed only while it could be asked: no rule can pay what a client that is away is owed.
         queue[slate.candidates] += self.fairness * slate.size / len(slate.candidates)
         queue[clients] -= 1.0
         last[clients] = slate.round
@@ -135,6 +136,7 @@ class RbcsF(Selector[_QueueState]):
         """Learn durations."""
         ok, seconds = outcome.ok, outcome[Signal.DURATION]
         means = state.total[state.count > 0] / state.count[state.count > 0]
+        # Without a duration it is taken for the slowest there is, or a dead client would stay attractive.
         seconds = np.where(ok, seconds, max(seconds[ok].max(initial=0.0), means.max(initial=0.0)))
         clients, warm = outcome.clients, state.warm[outcome.clients]
         new = {name: getattr(state, name).copy() for name in ("count", "count_warm", "total", "total_warm")}
@@ -146,10 +148,12 @@ class RbcsF(Selector[_QueueState]):
 
     def durations(self, state: _QueueState, warm: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(N,) expected durations as multiples of the mean, and widths of their bounds, for contexts (1, warm)."""
+        # Two contexts, so H is two by two and inverted by hand for all clients at once.
         # H = [[first, m], [m, second]] with m = count_warm, as warm is 0 or 1.
         m = state.count_warm
         first, second = self.ridge + state.count, self.ridge + m
         determinant = first * second - m * m
+        # In multiples of the mean duration, so that V and alpha mean the same in every federation.
         reports = float(state.count.sum())
         mean = float(state.total.sum()) / reports if reports else 0.0
         scale = mean if mean > 0 else 1.0
@@ -168,7 +172,7 @@ def _quickest_fair(cost: FloatArray, owed: FloatArray, size: int, rng: np.random
     >>> _quickest_fair(np.array([1.0, 1.0, 9.0]), np.array([0.0, 1.0, 20.0]), 2, np.random.default_rng(0))
     array([1, 2])
     """
-    order = rng.permutation(len(cost))
+    order = rng.permutation(len(cost))  # decides ties, because the sort is stable
     order = order[np.argsort(cost[order], kind="stable")]
     costs, debts = cost[order], owed[order]
     heap = [(debt, i) for i, debt in enumerate(debts[:size].tolist())]

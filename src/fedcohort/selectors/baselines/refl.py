@@ -96,6 +96,7 @@ class Refl(Selector[_PresenceState]):
         """Count which clients stayed, and take the lowest forecasts."""
         present = np.zeros(slate.n)
         present[slate.candidates] = 1.0
+        # The counts of a client that was away last round do not fade: that round says nothing about staying.
         keep = 1.0 - state.present / self.memory
         stayed = state.stayed * keep + state.present * present
         left = state.left * keep + state.present * (1.0 - present)

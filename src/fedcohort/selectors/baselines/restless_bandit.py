@@ -130,6 +130,7 @@ class RestlessBandit(ContextualBandit[_RestlessState]):
         for s, chance in enumerate(following.tolist()):
             notes[f"chance of state {s}"] = chance
         if state.explored < self.exploration * math.log(slate.round + 1):
+            # Equal scores are ordered at random, so the cohort is uniform.
             notes["reason"] = "this round explores: the cohort is uniform"
             state = dataclasses.replace(state, explored=state.explored + 1)
             return np.zeros(len(slate.candidates)), parts, state
@@ -142,14 +143,16 @@ class RestlessBandit(ContextualBandit[_RestlessState]):
         if not len(rewards):
             return state
         mean_reward = float(rewards.mean())
-        now = self.states // 2
+        now = self.states // 2  # in the first round there is nothing to compare with
         if state.heard:
             now = _state_of(mean_reward, state.pay_mean, state.pay_variance, self.states)
         transitions = state.transitions.copy()
         if state.at >= 0:
             transitions[state.at, now] += 1
+        # Only the regression of that state learns: under another one the same context pays differently.
         gram, moment = state.gram.copy(), state.moment.copy()
         gram[now], moment[now] = add_observations(gram[now], moment[now], context, rewards)
+        # A plain mean over the first ten rounds, which would otherwise be pulled towards the starting 0.
         share = max(1 - _FORGET, 1 / (state.heard + 1))
         difference = mean_reward - state.pay_mean
         return dataclasses.replace(

@@ -58,6 +58,7 @@ class SizeWeighted(Stateless):
     ) -> tuple[Cohort, NoState]:
         """Draw with replacement and merge duplicates."""
         sizes = slate.of_candidates(slate.clients.sizes)
+        # Nobody has data. A cohort must not be empty for that, so all are equally likely.
         if sizes.max() <= 0:
             sizes = np.ones_like(sizes)
         cumulative = np.cumsum(sizes)

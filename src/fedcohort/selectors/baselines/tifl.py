@@ -125,6 +125,7 @@ class TiFL(Selector[_TierState]):
         if len(picks) < slate.size:
             drawn, credits = self._draw(state, np.bincount(here[~new], minlength=self.tiers) > 0, rng)
             distance = np.abs(here - drawn).astype(np.float64)
+            # From the drawn tier, and from the nearest ones if it has too few candidates.
             rest = top_k(np.where(new, -np.inf, -distance), slate.size - len(picks), rng)
             picks = np.concatenate([picks, rest])
             notes |= {"tier": drawn + 1, "probability": round(float(state.chance[drawn]), 6)}
@@ -134,7 +135,7 @@ class TiFL(Selector[_TierState]):
         cohort = Cohort(
             slate.candidates[picks],
             candidates=slate.candidates,
-            score=np.where(new, 1.0, -distance),
+            score=np.where(new, 1.0, -distance),  # 1 is above all distances
             parts={
                 "tier": np.where(new, np.nan, here + 1.0),
                 "seconds": np.where(timed > 0, slate.of_candidates(state.seconds), np.nan),
@@ -146,6 +147,7 @@ class TiFL(Selector[_TierState]):
     def update(self, state: _TierState, outcome: Outcome) -> _TierState:
         """Learn durations and losses."""
         asked, loss, ok = state.asked.copy(), state.loss.copy(), outcome.ok
+        # Also those that failed: after ``profile`` attempts they go into the slowest tier.
         asked[outcome.clients] += 1
         clients = outcome.clients[ok]
         seconds, timed = update_means(state.seconds, state.timed, clients, outcome[Signal.DURATION][ok], _MEMORY)
@@ -159,6 +161,7 @@ class TiFL(Selector[_TierState]):
         if not known.any():
             return np.full(len(known), self.tiers - 1)
         shares = np.arange(1, self.tiers) / self.tiers
+        # Edges are durations that occurred, so that equal latencies share a tier.
         edges = np.quantile(state.seconds[known], shares, method="inverted_cdf")
         return np.asarray(np.searchsorted(edges, np.where(known, state.seconds, np.inf)), np.int64)
 
@@ -170,6 +173,7 @@ class TiFL(Selector[_TierState]):
         if self.credits is None:
             chance = state.chance * present
             return int(rng.choice(self.tiers, p=chance / chance.sum())), state.credits
+        # The paper does not say what happens when credits are used up. The run must go on, so all are renewed.
         credits = state.credits if (present & (state.credits > 0)).any() else self._credits()
         chance = state.chance * (present & (credits > 0))
         drawn = int(rng.choice(self.tiers, p=chance / chance.sum()))
@@ -183,6 +187,7 @@ class TiFL(Selector[_TierState]):
         count = np.bincount(tier[known], minlength=self.tiers)
         total = np.bincount(tier[known], weights=state.loss[known], minlength=self.tiers)
         now = np.divide(total, count, out=np.full(self.tiers, np.nan), where=count > 0)
+        # As in the paper, probabilities stay as they are while the drawn tier still improves.
         chance = state.chance
         if now[state.tier] >= state.before[state.tier]:  # False if one of them is unknown
             chance = _by_rank(now)
@@ -199,6 +204,7 @@ def _by_rank(losses: FloatArray) -> FloatArray:
     >>> _by_rank(np.array([1.0, 1.0])) * 6
     array([3., 3.])
     """
+    # A tier of which nothing is known would otherwise be drawn most.
     losses = np.where(np.isnan(losses), -np.inf, losses)
     smaller = (losses[:, None] > losses).sum(axis=1)
     equal = (losses[:, None] == losses).sum(axis=1)

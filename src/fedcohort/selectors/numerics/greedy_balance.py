@@ -35,6 +35,7 @@ def divergence_from_uniform(masses: FloatArray) -> FloatArray:
     worst = float(np.log(masses.shape[1]))
     total = masses.sum(axis=1)
     divisor = np.where(total > 0, total, 1.0)
+    # The entropy of the shares without computing them, which saves a division per entry.
     entropy = np.log(divisor) - xlogy(masses, masses).sum(axis=1) / divisor
     return np.asarray(np.where(total > 0, np.maximum(worst - entropy, 0.0), worst))
 
@@ -97,6 +98,7 @@ class GreedyBalance:
             self.add(best)
 
     def _best(self, free: BoolArray) -> int:
+        # For few rows the bound costs more than it saves.
         positions = self._promising(free) if len(free) > _BLOCK else np.flatnonzero(free)
         for start in range(0, len(positions), _BLOCK):
             block = positions[start : start + _BLOCK]
@@ -133,6 +135,7 @@ def _largest_coincidence(divergence: float, classes: int) -> float:
     (0.25, 1.0)
     """
     low, high = 1.0 / classes, 1.0
+    # The divergence grows with x and has no formula for its inverse. 60 halvings reach double precision.
     for _ in range(60):
         x = (low + high) / 2
         rest = (1.0 - x) / (classes - 1)

@@ -25,6 +25,7 @@ def angles(vectors: FloatArray) -> FloatArray:
            [0.5, 0. , 0.5],
            [1. , 0.5, 0. ]])
     """
+    # Scaled to a largest entry of 1 first: squares of very large or very small entries would overflow or vanish.
     largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
     unit = vectors / np.where(largest > 0, largest, 1.0)
     length = np.linalg.norm(unit, axis=1, keepdims=True)
@@ -33,7 +34,7 @@ def angles(vectors: FloatArray) -> FloatArray:
     nothing = length[:, 0] == 0
     angle[np.ix_(nothing, nothing)] = 0.0
     np.fill_diagonal(angle, 0.0)
-    return np.asarray((angle + angle.T) / 2)
+    return np.asarray((angle + angle.T) / 2)  # a product of matrices may be asymmetric by rounding
 
 
 def distances(vectors: FloatArray) -> FloatArray:
@@ -82,6 +83,7 @@ def ward_groups(
     for step in range(n - max(min_groups, 1)):
         left, right = int(tree[step, 0]), int(tree[step, 1])
         total[n + step] = total[left] + total[right]
+        # Not only this merge is skipped: later ones are of items that are further apart.
         if total[n + step] > capacity:
             break
         parent[left] = parent[right] = n + step

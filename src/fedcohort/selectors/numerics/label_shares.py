@@ -39,7 +39,8 @@ def by_relative_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
     number of local steps and round need no tuning. A client that moves less than the others counts as balanced.
     """
     moved = np.asarray(updates, np.float64)
+    # Without its mean, because adding a constant to all biases changes no prediction.
     scale = float(np.sqrt(((moved - moved.mean(axis=-1, keepdims=True)) ** 2).mean())) if moved.size else 0.0
-    if scale == 0.0:
+    if scale == 0.0:  # nobody's bias moved, which tells nothing about labels
         return np.full(moved.shape, 1.0 / moved.shape[-1])
     return by_softmax(moved, temperature * scale)

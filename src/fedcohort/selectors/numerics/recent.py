@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.protocol import per_client
 
 _MAX_ENTRY = 1e100  # larger entries are clipped, so that their squares and sums stay finite
 
@@ -59,6 +60,7 @@ class RecentVectors:
         """
         if not len(clients):
             return self
+        # Only the last ones fit. They are clipped, because a diverged client must not make all distances infinite.
         clients, vectors = clients[-limit:], np.clip(vectors[-limit:], -_MAX_ENTRY, _MAX_ENTRY)
         if len(self.known) and self.vectors.shape[1] == vectors.shape[1]:
             known, when, kept = self.known, self.when, self.vectors
@@ -69,6 +71,7 @@ class RecentVectors:
         fresh = clients[order][~np.isin(clients[order], known)]
         free = max(limit - len(known), 0)
         added, instead = fresh[:free], fresh[free:]
+        # Rows of clients that have just reported are the last to be given away.
         age = np.where(renewed, np.iinfo(np.int64).max, when)
         dropped = np.argsort(age, kind="stable")[: len(instead)]
         known, when = np.concatenate([known, added]), np.concatenate([when, np.zeros(len(added), np.int64)])
@@ -78,3 +81,10 @@ class RecentVectors:
         kept[here] = vectors[order][np.searchsorted(clients[order], known[here])]
         when[here] = round_
         return dataclasses.replace(self, known=known, when=when, vectors=kept)
+
+
+@dataclass(frozen=True)
+class AskedVectors(RecentVectors):
+    """The same, and which clients were ever asked for a vector."""
+
+    asked: BoolArray = per_client()  # (N,)

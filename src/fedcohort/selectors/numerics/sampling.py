@@ -24,6 +24,7 @@ def weighted_sample(weights: FloatArray, k: int, rng: np.random.Generator) -> In
     >>> weighted_sample(np.array([0.0, 1.0, 0.0]), 1, np.random.default_rng(0))
     array([1])
     """
+    # One draw per position whatever the weights are, so that equal seeds stay comparable when a weight changes.
     keys = rng.standard_exponential(len(weights))
     positive = weights > _MIN_WEIGHT
     if positive.all():
@@ -46,9 +47,10 @@ def systematic_sample(chance: FloatArray, rng: np.random.Generator) -> IntArray:
     """
     certain = np.flatnonzero(chance >= 1.0)
     others = rng.permutation(np.flatnonzero(chance < 1.0))
-    count = round(float(chance[others].sum()))
+    count = round(float(chance[others].sum()))  # an integer up to rounding
     ends = np.cumsum(chance[others])
     points = rng.random() + np.arange(count)
+    # An interval is at most 1 long, so no position is hit twice. Rounding can put the last point past the end.
     hit = np.minimum(np.searchsorted(ends, points, side="right"), len(others) - 1)
     return np.concatenate([certain, others[np.unique(hit)]])
 
@@ -78,6 +80,7 @@ def inclusion_probabilities(importance: FloatArray, m: int) -> FloatArray:
     u = importance[order]
     total = np.cumsum(u)
     left = np.arange(1, m + 1)  # m + l - n for l = n - m + 1, ..., n
+    # The largest l whose largest member has a probability of at most 1; all above it are certain.
     fits = left * u[n - m :] <= total[n - m :]
     places = int(left[fits][-1])  # of those that are not certain; the first always fits
     uncertain = n - m + places  # l
@@ -106,7 +109,7 @@ def log_choice(logits: FloatArray, uniform: float) -> tuple[int, float]:
     (1, 0.0)
     """
     highest = float(logits.max())
-    weights = logits - highest
+    weights = logits - highest  # at most 0, so no power overflows
     np.exp(weights, out=weights)
     start, before, total = 0, 0.0, None
     if len(weights) > _SUM_BLOCK:

@@ -22,7 +22,7 @@ from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, pe
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.class_balance import group_of
 from fedcohort.selectors.numerics.label_shares import by_relative_softmax
-from fedcohort.selectors.papers.fedcbs.selector import Weighting, draw_group, exploration_bonus
+from fedcohort.selectors.papers.fedcbs import Weighting, draw_group, exploration_bonus
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class BlindFedCBS(Selector[_BlindState]):
     ) -> tuple[Cohort, _BlindState]:
         """Draw the cohort."""
         sizes = slate.of_candidates(slate.clients.sizes)
+        # The number of classes is known only from the first update. Until then everybody counts as balanced over two.
         classes = max(state.shares.shape[1], 2)
         shares = slate.of_candidates(state.shares) if state.shares.shape[1] else np.zeros((len(sizes), classes))
         known = slate.of_candidates(state.seen) > 0
@@ -127,6 +128,7 @@ class BlindFedCBS(Selector[_BlindState]):
         clients = outcome.clients[ok]
         seen = state.seen.copy()
         shares = state.shares.copy() if state.shares.shape[1] else np.zeros((len(seen), updates.shape[1]))
+        # A plain mean over rounds: a client's label shares stay the same, and only their estimates vary.
         seen[clients] += 1
         shares[clients] += (by_relative_softmax(updates, self.temperature) - shares[clients]) / seen[clients, None]
         return dataclasses.replace(state, seen=seen, shares=shares)

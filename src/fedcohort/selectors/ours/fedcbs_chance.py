@@ -15,7 +15,7 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.params import Either, Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import register
 from fedcohort.selectors.numerics.class_balance import RESOLUTION, ClassBalance
-from fedcohort.selectors.papers.fedcbs.selector import (
+from fedcohort.selectors.papers.fedcbs import (
     DrawnGroup,
     FedCBS,
     Weighting,
@@ -112,12 +112,13 @@ def _swap_members(
     bonus = drawn.exploration[picks]
     order = np.empty(0, dtype=np.int64)
     for move in range(swaps):
+        # Every member has a turn before any has two, so no member of the greedy draw is overlooked.
         if move % size == 0:
             order = rng.permutation(size)
         place = int(order[move % size])
         group.remove(int(picks[place]))
         picks[place], chances[place] = draw_next(weighting.imbalance(group, values), size, weighting, rng.random())
-        bonus[place] = 0.0
+        bonus[place] = 0.0  # a replacement was not drawn with the bonus
         group.add(int(picks[place]))
     exploration = np.zeros(group.n)
     exploration[picks] = bonus

@@ -18,8 +18,7 @@ from fedcohort.core.params import Either, Interval, OneOf, Optional, ParamSets, 
 from fedcohort.core.protocol import Outcome, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
-from fedcohort.selectors.papers.flash.contextual import Notes
-from fedcohort.selectors.papers.flash.reward import READINGS, Reading, decrease
+from fedcohort.selectors.papers.flash.contextual import READINGS, Notes, Reading, decrease
 from fedcohort.selectors.papers.flash.selector import Flash, FlashState
 
 
@@ -138,6 +137,7 @@ class FlashAdvantage(Flash):
         if self.reward == _ADVANTAGE:
             assert isinstance(state, _FlashLevels)
             known = state.level[np.isfinite(state.level)]
+            # Clipped, because one diverged loss would make everybody else's reward the same.
             before = np.full(len(after), np.clip(known, -1e100, 1e100).mean() if len(known) else 0.0)
         return super().rewards(state, before, after, tau)
 
@@ -160,6 +160,7 @@ class FlashAdvantage(Flash):
     ) -> IntArray:
         """Draw from the promising candidates; in the first round, or if all scores are equal, take the top."""
         count = len(score)
+        # In the first round and with equal scores nothing is promising yet, and a pool of all would be a draw of all.
         undecided = state.rounds == 0 or float(np.ptp(score)) == 0.0
         if size >= count or undecided or self.pool == "top":
             picks = top_k(score, min(size, count), rng)
@@ -171,6 +172,7 @@ class FlashAdvantage(Flash):
                 pool = top_k(score, min_pool, rng)
             notes["pool"] = len(pool)
             picks = rng.choice(pool, size, replace=False)
+        # A share of the places stays open to all, so that a client whose context misleads is seen again.
         places = rng.binomial(size, self.uniform_share) if size < count and self.uniform_share > 0 else 0
         if places and not undecided:
             kept = picks[: size - places]

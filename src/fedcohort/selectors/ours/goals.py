@@ -49,6 +49,8 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, share: float) -> Float
     def product(rates: FloatArray) -> FloatArray:
         return np.asarray(n * imbalance(rates) + stiffness * rates)
 
+    # Conjugate gradients from r = 1: few steps, and only products with the labels, so that a factor or a Gram matrix
+    # will do as well as counts.
     rates = np.ones(n)
     rest = stiffness * rates - product(rates)
     step = rest.copy()
@@ -64,6 +66,7 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, share: float) -> Float
         rest -= length / curve * moved
         length, before = float(rest @ rest), length
         step = rest + length / before * step
+    # The objective does not fix the scale of r beyond its pull towards 1.
     mean = float(rates.mean())
     if mean <= 0:
         return np.ones(n)

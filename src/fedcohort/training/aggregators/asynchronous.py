@@ -25,16 +25,6 @@ _POSITIVE = Interval(float, 0, None, "neither")
 _EXPONENT = Interval(float, 0, None)
 
 
-def _hinge(staleness: FloatArray, slope: float, limit: float) -> FloatArray:
-    r"""Return :math:`1` up to a staleness of b, and :math:`1 / (a (\tau - b) + 1)` beyond ([Xie2019]_, Section 6.3).
-
-    >>> _hinge(np.array([0.0, 4.0, 5.0]), slope=10.0, limit=4.0).round(3)
-    array([1.   , 1.   , 0.091])
-    """
-    late = np.maximum(staleness - limit, 0.0)
-    return np.asarray(1.0 / (slope * late + 1.0))
-
-
 @AGGREGATORS.register("fedbuff")
 @dataclass(frozen=True, kw_only=True)
 class FedBuff(WeightedSum):
@@ -57,6 +47,7 @@ class FedBuff(WeightedSum):
 
     def mix(self, members: Members) -> Mix:
         """Weights eta_g s(tau_k) / K."""
+        # Divided by the size of the buffer and not by the sum of discounts: stale updates shorten the step.
         weights = self.global_rate * polynomial(members.staleness, self.exponent) * members.multiplicity / len(members)
         return Mix(weights, 1.0 - float(weights.sum()))
 
@@ -89,15 +80,15 @@ class FedAsync(WeightedSum):
     def mix(self, members: Members) -> Mix:
         """Weights of mixing in one model after another."""
         shares = self.alpha * self._discount(members.staleness)
-        # What the models after it leave of w, and of each model.
+        # What the models after it leave of w, and of each model. Their order is that of the answers, and it matters.
         remaining = np.append(np.cumprod((1.0 - shares)[::-1])[::-1], 1.0)
         return Mix(shares * remaining[1:], float(remaining[0]))
 
     def _discount(self, staleness: FloatArray) -> FloatArray:
         if self.discount == "constant":
             return np.ones(len(staleness))
-        if self.discount == "hinge":
-            return _hinge(staleness, self.slope, self.limit)
+        if self.discount == "hinge":  # Section 6.3
+            return np.asarray(1.0 / (self.slope * np.maximum(staleness - self.limit, 0.0) + 1.0))
         return polynomial(staleness, self.exponent)
 
 

@@ -91,6 +91,7 @@ class Members:
         """(k,) shares times multiplicities, summing to 1; equal weights if no client has any data."""
         raw = self.share * self.multiplicity
         total = raw.sum()
+        # A filter or failures can leave only clients without data, and their models must still give a model.
         if total > 0:
             return np.asarray(raw / total)
         return np.full(len(raw), 1.0 / len(raw))
@@ -147,6 +148,7 @@ class Mix:
         >>> Mix(np.array([0.9, 0.6]), -0.5).convex()
         Mix(weights=array([0.6, 0.4]), old=0.0)
         """
+        # A variance averaged with a negative weight could become negative.
         weights, old = np.maximum(self.weights, 0.0), max(self.old, 0.0)
         total = float(weights.sum()) + old
         return Mix(weights / total, old / total) if total > 0 else Mix(weights, 1.0)

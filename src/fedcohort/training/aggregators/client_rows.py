@@ -40,6 +40,7 @@ class ClientRows:
 
     def of(self, clients: IntArray) -> Any:
         """(k, P) a copy of the vectors of ``clients``."""
+        # Row by row, because some clients have no row to index.
         vectors = zeros(self.default, len(clients))
         for i, client in enumerate(clients.tolist()):
             row = self._row_of.get(client)

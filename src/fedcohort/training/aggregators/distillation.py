@@ -71,6 +71,7 @@ def _confidences(before: FloatArray, after: FloatArray, impact: float) -> FloatA
     """
     with np.errstate(invalid="ignore"):
         scores = np.maximum(before - after, 0.0) / np.maximum(after, _MIN_LOSS)
+    # A diverged client may report infinity or NaN. It earns no confidence instead of spoiling everybody's.
     scores = np.where(np.isfinite(scores), scores, 0.0)
     total = float(scores.sum())
     powers = np.exp(impact * scores / total) if total > 0 else np.ones(len(scores))
@@ -107,6 +108,7 @@ class _Distilled(Aggregator):
         server = self._server(server)
         weights = self._weights(members)
         student = average(weights, models)
+        # A single model would only learn its own predictions.
         if len(members) > 1 and self.steps:
             targets = self._targets(server.logits(models), members, weights)
             student = _distil(student, targets, server, steps=self.steps, batch_size=self.batch_size, rate=self.rate)
@@ -129,6 +131,7 @@ class FedDf(_Distilled):
         return members.by_size
 
     def _targets(self, logits: Any, members: Members, weights: FloatArray) -> Any:
+        # The softmax of the mean logits and not the mean of the softmaxes: the paper's ensemble.
         return softmax(average(members.by_count, logits))
 
 

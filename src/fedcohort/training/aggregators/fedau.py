@@ -55,6 +55,7 @@ class _ParticipationGaps(Memory):
             self._finish(clients, reached.astype(np.float64), np.full(len(clients), float(cutoff)))
             self.start[clients] += reached * cutoff
         weights = self.mean[clients]
+        # At least one round, also for a client that takes part twice in rounds of the same number.
         self._finish(clients, np.ones(len(clients)), np.maximum(round + 1.0 - self.start[clients], 1.0))
         self.start[clients] = round + 1
         return weights
@@ -107,6 +108,7 @@ class FedAu(Aggregator):
         """Add the updates, each weighted by how rarely its client takes part."""
         memory = self._own(memory, _ParticipationGaps)
         rarity = memory.weights(members.clients, members.round, self.cutoff)
+        # A client that answered twice in one buffer took part once; its answers share the weight.
         _, place, answers = np.unique(members.clients, return_inverse=True, return_counts=True)
         weights = self.global_rate * rarity * members.shares_by(self.weighting) / answers[place]
         return Combined(old + average(weights, models - old), weights)

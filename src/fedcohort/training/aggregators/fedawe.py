@@ -98,6 +98,7 @@ class FedAwe(Aggregator):
         weights = members.by_count
         echoes = self.global_rate * memory.missed(members.clients, members.round)
         starts = memory.starts(members.clients)
+        # Echoes multiply updates only. Multiplying models would move the mean when clients were absent for long.
         model = average(weights, starts) + average(weights * echoes, models - starts)
         memory.absorb(members.clients, members.round, model)
         return Combined(model, weights * echoes)

@@ -83,8 +83,10 @@ class FedBio(Aggregator):
         rates = np.where(members.rates > 0, members.rates, 1.0)  # a client without steps has no update to divide
         along = np.array([float(((old - model) * memory.direction).sum()) for model in models]) / rates
         weights = self._weights(members, before)
+        # The derivative of a_k by x_k: a softmax-like weight, so only differences to the mean gradient count.
         descent = weights * (1.0 - _sigmoid(before)) * (along - weights @ along)
         np.add.at(memory.upper, members.clients, self.upper_rate * descent)  # a client may have answered twice
+        # With the new x, so that a client found harmful in this round counts less in this round.
         weights = self._weights(members, memory.upper[members.clients])
         return Combined(old + average(weights, models - old), weights)
 
@@ -100,6 +102,7 @@ class FedBio(Aggregator):
         ahead = server.gradient(model + step, labels, places)
         behind = server.gradient(model - step, labels, places)
         residual = gradient - (ahead - behind) * (length / (2.0 * _REACH))
+        # Worse than u = 0. Written so that a NaN also starts anew.
         if not _norm(residual) <= _norm(gradient):
             return self.tau * gradient
         return before + self.tau * residual

@@ -24,8 +24,6 @@ def _normaliser(steps: FloatArray, momentum: float) -> FloatArray:
     >>> _normaliser(np.array([2.0]), 0.5)  # 1 + (1 + 0.5)
     array([2.5])
     """
-    if momentum == 0.0:
-        return np.asarray(steps, dtype=np.float64)
     rest = 1.0 - momentum
     return np.asarray((steps - momentum * (1.0 - momentum**steps) / rest) / rest)
 
@@ -43,6 +41,7 @@ class FedNova(WeightedSum):
     def mix(self, members: Members) -> Mix:
         """Weights tau_eff p_k / a_k; the old model gets the rest."""
         scale = _normaliser(members.steps, members.momentum)
+        # A client without steps has no update, and would otherwise lower tau_eff for the others.
         p = np.where(scale > 0, members.by_size, 0.0)
         if p.sum() <= 0:
             return Mix(np.zeros_like(p), 1.0)

@@ -47,6 +47,7 @@ class _LastUpdates(Memory):
         # Without rounds, a client may answer twice before a model. Both changes are from the update remembered so far.
         newest = list({client: place for place, client in enumerate(members.clients.tolist())}.values())
         clients, changes = members.clients[newest], [change[place] for place in newest]
+        # The mean is moved by the changes, because a sum over all N clients would cost N vectors a round.
         self.mean = self.mean + average(shares[newest], changes)
         self.own.put(clients, [y + step for y, step in zip(self.own.of(clients), changes, strict=True)])
 
@@ -99,6 +100,7 @@ class FedVarp(_Remembering):
         weights = members.weights_by(self.weighting)
         rate = self.global_rate * float(weights @ (members.learning_rates * members.decay))
         change = memory.change(old, models, members)
+        # Before the memory absorbs them: v needs the old mean and the new updates.
         direction = memory.mean + average(weights, change)
         memory.absorb(change, members, members.shares_by(self.weighting))
         return Combined(old + rate * direction, self.global_rate * weights)

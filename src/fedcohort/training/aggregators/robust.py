@@ -129,6 +129,7 @@ class _Krum(Aggregator):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Average the models with the best scores."""
+        # Distances between updates are those between models, but small numbers lose fewer digits.
         chosen = self.best(models - old)
         weights = np.zeros(len(members))
         weights[chosen] = 1.0 / len(chosen)

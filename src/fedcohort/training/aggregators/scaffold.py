@@ -31,7 +31,7 @@ class _ControlVariates(Corrections):
 
     def absorb(self, clients: IntArray, old: Any, models: Any, rates: FloatArray, gradients: Any | None) -> None:
         """Replace c_i of the clients that arrived and move c by their mean change times ``|S| / N``."""
-        own = self.own.of(clients)
+        own = self.own.of(clients)  # a copy, which the rows below do not change
         if gradients is not None:
             fresh = gradients  # option I
         else:

@@ -138,6 +138,7 @@ def checked_decision(filter_: Filter, replies: Replies) -> FilterDecision:
             f"A filter must decide on every reply, with an array of shape {replies.ok.shape}. "
             f"{filter_.name!r} returned shape {decision.kept.shape}."
         )
+    # Notes go into the journal, which would fail only after the round.
     if decision.notes:
         as_json(dict(decision.notes), f"The notes of the filter {filter_.name!r}")
     return decision

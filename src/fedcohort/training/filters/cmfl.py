@@ -53,6 +53,7 @@ class CMFL(Filter):
         usable = [i for i in np.flatnonzero(replies.ok).tolist() if bool(xp.isfinite(updates[i]).all())]
         if not usable:
             return FilterDecision(kept)
+        # Plain and not by size: a large client's signs are no better evidence than a small one's.
         total = xp.zeros_like(updates[0])
         for i in usable:  # row by row, without a second array of this size
             total += updates[i]

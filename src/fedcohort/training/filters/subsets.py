@@ -53,6 +53,7 @@ def margins(logits: Any, labels: Any) -> Any:
     xp = namespace(logits)
     if xp is not np:
         logits = logits.detach()
+    # Sums of half-precision logits over twenty models would lose the differences between subsets.
     if logits.dtype not in (xp.float32, xp.float64):
         logits = logits.astype(np.float32) if xp is np else logits.float()
     samples, classes = int(logits.shape[1]), int(logits.shape[2])
@@ -95,7 +96,7 @@ def _reduce_scores(sums: Any, sizes: Any, score: Score, xp: Any) -> Any:
         xp.exp(sums, out=sums)
         total = sums.sum(1)
         return xp.log1p(total, out=total).sum(-1, dtype=xp.float64)
-    highest = highest.clip(0)
+    highest = highest.clip(0)  # the true class has the margin 0
     sums -= highest[:, None, :]
     xp.exp(sums, out=sums)
     total = sums.sum(1)
@@ -210,6 +211,7 @@ def best_by_beam(differences: Any, score: Score, width: int) -> tuple[BoolArray,
     """
     m, _, samples = differences.shape
     parts = _chunks(differences, m)
+    # The best of any size wins, because a few good models can beat all of them.
     beam: list[IntArray] = [np.empty(0, np.int64)]
     best_key: tuple[float, int] = (-np.inf, 0)
     best: IntArray = np.arange(m)
@@ -220,6 +222,7 @@ def best_by_beam(differences: Any, score: Score, width: int) -> tuple[BoolArray,
             scores = _scores_with_each(differences, parent, others, score, parts)
             for other, value in zip(others.tolist(), scores.tolist(), strict=True):
                 members = np.sort(np.append(parent, other))
+                # The same subset is reached from several parents, with scores that may differ by rounding.
                 grown.setdefault(members.tobytes(), (value if score == "accuracy" else -value, members))
         ranked = sorted(grown.values(), key=lambda item: -item[0])[:width]
         beam = [members for _, members in ranked]

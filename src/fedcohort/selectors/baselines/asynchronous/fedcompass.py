@@ -105,12 +105,15 @@ class FedCompass(Selector[_CompassState]):
         pace = slate.of_candidates(state.pace)
         clients = slate.candidates[rng.choice(len(pace), slate.size, replace=False)]
         begun, work, due, latest = (a.copy() for a in (state.begun, state.work, state.due, state.latest))
+        # The fastest first, so that slower clients of this draw can join the groups they start. NaN, a client without a
+        # report, comes last: it starts no group that anybody could plan for.
         busy = list(() if slate.busy is None else slate.busy)
         for client in clients[np.argsort(state.pace[clients], kind="stable")].tolist():
             grouped = np.array([c for c in busy if np.isfinite(due[c])], np.int64)
             amount = self.assigned_work(state.pace, client, grouped, due, latest, state.now)
             seconds = amount * state.pace[client]  # NaN without a report, which means no group
             begun[client], work[client] = state.now, amount
+            # A client that joins a group gets the group's own deadline, not one that differs by rounding.
             group = grouped[np.isclose(due[grouped], state.now + seconds, rtol=1e-12, atol=0.0)]
             due[client] = due[group[0]] if len(group) else state.now + seconds
             latest[client] = latest[group[0]] if len(group) else state.now + self.slack * seconds
@@ -129,6 +132,7 @@ class FedCompass(Selector[_CompassState]):
         fits = to_join[(to_join >= self.least) & (to_join <= self.most)]
         if len(fits):
             return float(fits.max())
+        # No group fits. So start one that the clients of an existing group can join after their next answer.
         ends, group = np.unique(due[grouped], return_inverse=True)
         fastest, last = np.full(len(ends), np.inf), np.full(len(ends), -np.inf)
         np.minimum.at(fastest, group, pace[grouped])
@@ -142,10 +146,13 @@ class FedCompass(Selector[_CompassState]):
         ok = outcome.ok
         clients, seconds = outcome.clients[ok], np.maximum(outcome[Signal.DURATION][ok], 0.0)
         pace, due, latest = state.pace.copy(), state.due.copy(), state.latest.copy()
+        # Seconds for the usual work, whatever share of it the client was given.
         measured = seconds / np.where(state.work[clients] > 0, state.work[clients], 1.0)
         known = np.isfinite(pace[clients])
         mixed = (1.0 - self.momentum) * pace[clients] + self.momentum * measured
         pace[clients] = np.where(known, mixed, measured)
+        # Also those that failed: nobody should plan to answer together with a client that is not at work.
         due[outcome.clients] = latest[outcome.clients] = np.nan
+        # Answers may be told out of order, but time does not go back.
         now = max(state.now, float((state.begun[clients] + seconds).max(initial=state.now)))
         return replace(state, now=now, pace=pace, due=due, latest=latest)

@@ -124,14 +124,15 @@ class AsyncOort(Selector[_AsyncOortState]):
         """Explore with probability epsilon, else draw from the clients near the best."""
         utility, last = slate.of_candidates(state.utility), slate.of_candidates(state.last)
         explored = np.isfinite(utility)
-        fresh = last != slate.round + 1
+        fresh = last != slate.round + 1  # not picked during this model
         if fresh.sum() < slate.size:
             fresh[:] = True
         known, unseen = np.flatnonzero(explored & fresh), np.flatnonzero(~explored & fresh)
         epsilon = max(self.exploration * self.decay**slate.round, self.least_exploration)
         exploring = min(int(rng.binomial(slate.size, epsilon)), len(unseen))
         exploiting = min(slate.size - exploring, len(known))
-        exploring = slate.size - exploiting
+        exploring = slate.size - exploiting  # more than drawn, if too few are known
+        # The cap is over all explored candidates, also those picked during this model: they are evidence too.
         cap = float(np.quantile(utility[explored], self.clip)) if explored.any() else 0.0
         statistical = np.minimum(utility, cap)
         bonus = np.sqrt(0.1 * np.log(slate.round + 1) / np.maximum(last, 1))
@@ -185,6 +186,7 @@ class AsyncOort(Selector[_AsyncOortState]):
             if model % self.window == 0 and model >= 2 * self.window and fell:
                 threshold = min(threshold + self.pace, 100.0)
             achieved = np.append(achieved[1:], 0.0)
+        # Late reports count for the newest model, since the sums of older ones may have been compared already.
         achieved = np.append(achieved[:-1], achieved[-1] + gained.sum())
         models = max(state.models, now)
         return _AsyncOortState(achieved, models, threshold, utility, state.last, seconds)

@@ -122,6 +122,7 @@ class Pisces(Selector[_PiscesState]):
                 trusted[:] = True
         unseen = np.flatnonzero(np.isnan(loss) & trusted)
         known = np.flatnonzero(np.isfinite(loss) & trusted)
+        # The paper says that epsilon falls, but not how; this is Oort's rule, with models for rounds.
         epsilon = max(self.exploration * self.decay**slate.round, self.least_exploration)
         exploring = min(int(rng.binomial(slate.size, epsilon)), len(unseen))
         exploiting = min(slate.size - exploring, len(known))
@@ -143,6 +144,7 @@ class Pisces(Selector[_PiscesState]):
                 "left out as outliers": int((~trusted).sum()),
             },
         )
+        # The largest number ever busy stands for the paper's concurrency, which a selector is not told.
         busy = slate.size + (0 if slate.busy is None else len(slate.busy))
         places = max(state.places, busy)
         return cohort, _PiscesState(places, state.loss, state.version, state.lags, state.credits)
@@ -157,6 +159,7 @@ class Pisces(Selector[_PiscesState]):
         credits = state.credits
         if self.credits is not None and len(clients):
             recent = np.flatnonzero((version > outcome.round - _SEEN) & (version <= outcome.round))
+            # With fewer losses than places, every loss could look alone.
             if len(recent) >= max(state.places, 1):
                 outliers = recent[self._outliers(loss[recent], max(state.places // 2, 1))]
                 credits = credits.copy()
@@ -165,6 +168,7 @@ class Pisces(Selector[_PiscesState]):
 
     def _outliers(self, losses: FloatArray, min_near: int) -> BoolArray:
         """(r,) which losses DBSCAN calls outliers: no loss within the radius has ``min_near`` losses within it."""
+        # DBSCAN on a line: neighbours are counted by two searches in sorted losses instead of all pairs.
         order = np.sort(losses)
         low, high = losses - self.radius, losses + self.radius
         close = np.searchsorted(order, high, "right") - np.searchsorted(order, low, "left")

@@ -75,7 +75,7 @@ def repeated_argmax(alpha: FloatArray, beta: FloatArray, size: int, rng: np.rand
 
 def _above(alpha: FloatArray, beta: FloatArray, threshold: float, rng: np.random.Generator) -> FloatArray:
     """Draw 1 - theta of every arm, given that it is larger than ``threshold``."""
-    draws = rng.beta(beta, alpha)
+    draws = rng.beta(beta, alpha)  # 1 - theta of Beta(alpha, beta)
     if threshold > 0:
         redraw = np.flatnonzero(draws <= threshold)
         if len(redraw):
@@ -103,10 +103,13 @@ def _block(
     points = int(rng.poisson(edges[-1] * steps))
     arm = np.minimum(np.searchsorted(edges, rng.random(points) * edges[-1], side="right"), len(arms) - 1)
     step_of = rng.integers(steps, size=points)
+    # An arm passes a step or does not; several points in one cell are one pass.
     cells = np.unique(step_of * len(arms) + arm)
     step_of, arm = np.divmod(cells, len(arms))
     pair = group[arms[arm]]
     draws = special.betaincinv(pairs[0, pair], pairs[1, pair], under[pair] * (1 - rng.random(len(cells))))
+    # Cells are drawn for all steps at once, before it is known who is taken. A step's winner is the first in its order
+    # that is still left, because the draws of arms that were taken are not part of the step.
     order = np.lexsort((draws, step_of))
     ends = np.searchsorted(step_of, np.arange(steps), side="right")  # cells are already ordered by step
     ranked = arms[arm[order]].tolist()

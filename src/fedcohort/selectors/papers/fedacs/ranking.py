@@ -82,6 +82,7 @@ def ranking(state: FedAcsState, level: float = 0.95) -> Ranking:
     if not 0 < level < 1:
         raise ParameterError(f"The 'level' of a credible interval must be a number in (0, 1). Got {level!r}.")
     fought = state.wins + state.losses
+    # Rounds per duel. A client that never duelled keeps Beta(1, 1), whose interval leaves every rank open.
     scale = np.divide(state.rounds, fought, out=np.zeros(len(fought)), where=fought > 0)
     alpha, beta = 1 + scale * state.wins, 1 + scale * state.losses
     tail = (1 - level) / 2

@@ -127,8 +127,10 @@ class FedAcs(Selector[FedAcsState]):
         alpha = slate.of_candidates(state.wins) + 1
         beta = slate.of_candidates(state.losses) + 1
         count = len(slate.candidates)
+        # At least the cohort: a small lambda would otherwise make it smaller than the host asked for.
         pool_size = min(max(slate.size, round(self.pool_share * count)), count)
         parts: dict[str, FloatArray] = {"estimated win rate": alpha / (alpha + beta)}
+        # A pool of all needs no draws, and very large federations cannot afford the exact distribution.
         if pool_size == count:
             how, pool = "everybody", np.arange(count)
         elif count <= _EXACT_UP_TO:
@@ -154,6 +156,7 @@ class FedAcs(Selector[FedAcsState]):
         distance = outcome[signal]
         usable = outcome.ok & np.isfinite(distance)
         clients = outcome.clients[usable]
+        # One client alone has nobody to duel with, and is at distance 0 from its own mean.
         if len(clients) < 2:
             return state
         won, lost = _duels(-distance[usable])

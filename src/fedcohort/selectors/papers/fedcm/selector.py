@@ -82,6 +82,7 @@ class FedCmUcb(Selector[_UcbState]):
     ) -> tuple[Cohort, _UcbState]:
         """Take the largest upper confidence bounds."""
         mean = slate.of_candidates(state.mean)
+        # In place, because in a large federation these are the only arrays of its size in a round.
         exploration = 1.5 * math.log(slate.round + 1) / slate.of_candidates(state.pulls)
         np.sqrt(exploration, out=exploration)
         score = mean + exploration
@@ -98,6 +99,7 @@ class FedCmUcb(Selector[_UcbState]):
         """Update the mean of each client that was asked."""
         clients = outcome.clients
         mean, pulls = state.mean.copy(), state.pulls.copy()
+        # All that were asked, not only those that delivered; see the deviations.
         mean[clients] = (pulls[clients] * mean[clients] + outcome.kept) / (pulls[clients] + 1)
         pulls[clients] += 1
         return _UcbState(mean=mean, pulls=pulls)

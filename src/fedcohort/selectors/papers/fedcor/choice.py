@@ -80,6 +80,7 @@ def pick_by_expected_drop(
     scale = np.broadcast_to(np.asarray(alpha, dtype=np.float64), (c,))
     variance = np.einsum("nd,nd->n", embedding, embedding)
     covariance = embedding @ direction
+    # For the explanation, because the picks below change both in place.
     prior_variance, prior_covariance = variance.copy(), covariance.copy()
     inner = np.eye(d)
     drop = np.empty(c)
@@ -108,7 +109,7 @@ def pick_by_expected_drop(
             out /= w
             out *= n
             out *= scale[rows]
-            out[picked] = -math.inf
+            out[picked] = -math.inf  # conditioning leaves a picked client some variance, s^2
             local = int(out.argmax())
             if out[local] > best_drop:
                 best, best_drop = rows.start + local, float(out[local])

@@ -54,6 +54,7 @@ def _group_samples(changes: FloatArray, weights: FloatArray) -> list[_SampleGrou
     answered = ~np.isnan(changes)
     by_clients: dict[bytes, list[int]] = {}
     for t in range(changes.shape[1]):
+        # Packed bits of who answered are the key: nearly always all samples have one key, and one inverse.
         if weights[t] > 0 and answered[:, t].any():
             by_clients.setdefault(np.packbits(answered[:, t]).tobytes(), []).append(t)
     groups = []
@@ -65,23 +66,17 @@ def _group_samples(changes: FloatArray, weights: FloatArray) -> list[_SampleGrou
     return groups
 
 
-def _likelihood_gradient(embedding: FloatArray, groups: list[_SampleGroup], noise: float) -> FloatArray:
-    r"""Return the gradient (N, d) of the weighted log-likelihood, :math:`\Phi(X)` of [Tang2022]_ Eq. 17.
-
-    With the inner matrix A = X' X + s^2 I (d, d) and c = A^-1 X'y, the gradient of one sample is
-    :math:`-X A^{-1} + s^{-2} (y - X c) c^T`, because (X X' + s^2 I)^-1 X = X A^-1. The sum over samples with the same
-    clients is X P + Y Q with a (d, d) matrix P and a (T, d) matrix Q.
-    """
-    blocks = _blocks(embedding, groups, np.float64)
-    factors = _factors(np.sum([block.sums() for block in blocks], axis=0), groups, noise)
-    return np.concatenate([block.gradient(factors).T.copy() for block in blocks])
-
-
 _Factors = list[tuple[FloatArray, FloatArray]]  # P (d, d) and Q (T, d) of each group
 
 
 def _factors(sums: FloatArray, groups: list[_SampleGroup], noise: float) -> _Factors:
-    """Return P and Q of each group, given the total of :meth:`_Block.sums`."""
+    r"""Return P and Q of each group, given the total of :meth:`_Block.sums`.
+
+    The gradient of the weighted log-likelihood is :math:`\Phi(X)` of [Tang2022]_ Eq. 17. With the inner matrix
+    A = X' X + s^2 I (d, d) and c = A^-1 X'y, that of one sample is :math:`-X A^{-1} + s^{-2} (y - X c) c^T`, because
+    (X X' + s^2 I)^-1 X = X A^-1. The sum over samples with the same clients is X P + Y Q with a (d, d) matrix P and a
+    (T, d) matrix Q.
+    """
     s2, d = noise * noise, len(sums)
     factors = []
     below = d * len(groups)
@@ -141,6 +136,7 @@ class _Block:
     def sums(self) -> FloatArray:
         """Return this block's part of X' X of each group and, as last columns, of X' Y of all groups: (d, G d + T)."""
         d = len(self.x)
+        # One product for embeddings and samples. Only groups in which somebody is missing need one of their own.
         products = self.x @ self.z.T
         inner = [products[:, :d] if answered is None else (self.x * answered) @ self.x.T for answered in self.answered]
         return np.hstack([*inner, products[:, d:]]).astype(np.float64, copy=False)
@@ -162,6 +158,8 @@ class _Block:
     def climb(self, factors: _Factors, step: int, learning_rate: float) -> FloatArray:
         """Take a step of Adam and return the next sums; the moments are kept without their factors 0.1 and 0.001."""
         length, spread = 0.1 * learning_rate / (1.0 - 0.9**step), math.sqrt(0.001 / (1.0 - 0.999**step))
+        # The bias corrections and the factors of the moments are two numbers, so that no pass over the block is needed
+        # for them.
         gradient = self.gradient(factors)
         self.first *= 0.9
         self.first += gradient

@@ -183,6 +183,7 @@ class FedCor(Selector[_CorrelationState]):
         grown = super().grow(state, clients, rng)
         known = len(state.embedding)
         embedding = grown.embedding.copy()
+        # ``init`` draws with variance 1/d. After fits, embeddings are smaller or larger.
         if known:
             embedding[known:] *= math.sqrt(float(np.mean(state.embedding**2)) * self.dimension)
         return dataclasses.replace(grown, embedding=embedding)
@@ -197,6 +198,7 @@ class FedCor(Selector[_CorrelationState]):
 
     def query(self, state: _CorrelationState, slate: Slate, rng: np.random.Generator) -> Query | None:
         """Ask for losses before and after a round that is a sample, or for trials."""
+        # The round after a sample asks as well, because a change needs the losses on both sides of it.
         if self._measures(slate.round) or state.measured >= 0:
             return Losses(slate.candidates)
         if self.samples == "trial" and self._due(slate.round):
@@ -214,6 +216,7 @@ class FedCor(Selector[_CorrelationState]):
             return Cohort(_uniform(slate, rng), notes={"phase": phase}), state
         weights = slate.clients.weights
         alpha = self.scale * self.annealing ** slate.of_candidates(state.picks)
+        # The direction is over all clients and not only the candidates: the loss of all of them should fall.
         greedy = pick_by_expected_drop(
             slate.of_candidates(state.embedding), weights @ state.embedding, alpha, slate.size, self.noise
         )
@@ -232,6 +235,7 @@ class FedCor(Selector[_CorrelationState]):
         own: the drop of the client's own loss; others: the drop of the other losses by correlation; redundancy: what
         the clients picked before took away; annealing: the discount for recent picks.
         """
+        # Before any pick the score is own plus others; what the picks changed is the rest.
         gain = np.sqrt(greedy.variance)
         gain /= greedy.variance + self.noise * self.noise
         gain *= self.scale
@@ -261,20 +265,24 @@ class FedCor(Selector[_CorrelationState]):
                 if self._measures(t):
                     measured, losses = t, now
         state = dataclasses.replace(state, losses=losses, measured=measured, trained=False)
+        # A sample in which nobody answered says nothing, and its likelihood is not defined.
         fresh = [(at_round, change) for at_round, change in fresh if not np.isnan(change).all()]
         return self._fit(state, t, fresh) if fresh else state
 
     def _fit(self, state: _CorrelationState, t: int, fresh: list[tuple[int, FloatArray]]) -> _CorrelationState:
         """Store new samples in the ring of the last H, fit the embedding to those in use, and reset the annealing."""
+        # A ring, because the likelihood uses only the last samples and the state must not grow.
         changes, taken, count = state.changes.copy(), state.taken.copy(), state.samples
         for when, change in fresh:
             column = count % len(taken)
             changes[:, column] = np.clip(change, -_MAX_CHANGE, _MAX_CHANGE)
             taken[column] = when
             count += 1
+        # By sampling rounds and not by samples: the trials of one round are as old as each other.
         rounds = np.unique(taken[taken >= 0])  # ascending
         reused = self.old_warmup if t <= self.warmup else self.old
         used = taken >= rounds[max(len(rounds) - 1 - reused, 0)]
+        # By the rounds between samples, since theta is the discount of a round.
         weights = np.where(used, self.discount ** (rounds[-1] - taken).astype(np.float64), 0.0)
         embedding = fit_embedding(
             state.embedding,
@@ -299,6 +307,7 @@ class FedCor(Selector[_CorrelationState]):
             picks = state.picks.copy()
             picks[outcome.clients] += 1
             state = dataclasses.replace(state, picks=picks)
+        # If nobody delivered, the model and so the losses did not change, and the round is no sample.
         if outcome.round == state.measured and bool(outcome.ok.any()):
             state = dataclasses.replace(state, trained=True)
         return state

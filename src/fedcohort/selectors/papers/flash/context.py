@@ -97,6 +97,7 @@ def columns(state: ContextState, elements: Sequence[str], clients: IntArray | No
         "last-reward": state.reward,
     }
     selected = {name: known[name] if clients is None else known[name][clients] for name in elements}
+    # The paper starts with all clients. Here some were never asked, and a last reward of 0 would count as a bad one.
     if "last-reward" in elements and not state.rewarded.all():
         rewarded = state.rewarded if clients is None else state.rewarded[clients]
         selected["last-reward"] = np.where(rewarded, selected["last-reward"], state.mean_reward)
@@ -115,6 +116,7 @@ def with_losses(state: State, clients: IntArray, losses: Mapping[Signal, FloatAr
         name = "robust" if signal is Signal.ROBUST_LOSS else "validation"
         first, column = getattr(state, f"first_{name}").copy(), getattr(state, name).copy()
         known = np.isfinite(values)
+        # Relative to the client's own first loss, as the paper has it: it is that of the first model it received.
         new, loss = clients[known], values[known]
         first[new] = np.where(np.isnan(first[new]), loss, first[new])
         column[new] = relative(loss, first[new])
@@ -124,6 +126,7 @@ def with_losses(state: State, clients: IntArray, losses: Mapping[Signal, FloatAr
 
 def relative(loss: FloatArray, first: FloatArray) -> FloatArray:
     """Return the loss divided by its first value, clipped; 1 if both are 0."""
+    # Written without a division by a first loss of 0, or by one so small that the ratio would be clipped anyway.
     ratio = np.full(len(loss), LIMIT)
     np.divide(loss, first, out=ratio, where=np.abs(first) > np.abs(loss) / LIMIT)
     ratio[(first == 0) & (loss == 0)] = 1.0

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
 from fedcohort.selectors.papers.flash.context import (
     ELEMENTS,
+    LIMIT,
     LOSS_OF,
     OWN_LOSS_OF,
     State,
@@ -31,9 +32,34 @@ from fedcohort.selectors.papers.flash.context import (
     time_unit,
     with_losses,
 )
-from fedcohort.selectors.papers.flash.reward import READINGS, Reading, rate
 
 Notes = dict[str, str | float | int]
+
+
+class Reading(NamedTuple):
+    """One way to read the paper's reward, which is ambiguous (Sec. 2.3, Algorithm 1)."""
+
+    before: Signal
+    after: Signal | None  # None: the loss "before", of the next global model, from the next round's query
+    gain: Callable[[FloatArray, FloatArray], FloatArray]  # from the losses before and after (k,)
+
+
+def _change(before: FloatArray, after: FloatArray) -> FloatArray:
+    """Return how far the loss moved, in either direction."""
+    return np.abs(before - after)
+
+
+def decrease(before: FloatArray, after: FloatArray) -> FloatArray:
+    """Return how far the loss fell."""
+    return before - after
+
+
+READINGS = {
+    "round-change": Reading(Signal.ROBUST_LOSS, None, _change),  # the formula, over rounds
+    "robust-change": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, _change),
+    "pseudo-change": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, _change),
+    "validation-decrease": Reading(Signal.VALIDATION_LOSS, None, decrease),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +175,15 @@ class ContextualBandit(Selector[State]):
         return top_k(score, min(size, len(score)), rng)
 
     def rewards(self, state: State, before: FloatArray, after: FloatArray, tau: FloatArray) -> FloatArray:
-        """Return the rewards (k,) of clients by their losses before and after, and their durations."""
+        """Return the rewards (k,) per unit of time, by losses before and after and durations.
+
+        ``after`` is the loss of the client's own model, or of the next global one.
+        """
         if self.reward_of == "round" and len(before):
             before, after = np.full(len(before), before.mean()), np.full(len(after), after.mean())
-        return rate(self._reading.gain, before, after, tau)
+        # Losses may be as large as 1e308. Their difference must not overflow before it is clipped.
+        gain = self._reading.gain(np.clip(before, -1e100, 1e100), np.clip(after, -1e100, 1e100))
+        return np.asarray(np.clip(gain / tau, -LIMIT, LIMIT))
 
     def take_answer(self, state: State, candidates: IntArray, answer: Answer | None) -> State:
         """Update the losses of the current global model, and the rewards that depend on them."""
@@ -160,6 +191,7 @@ class ContextualBandit(Selector[State]):
             return state
         losses = {s: answer[s] for name, s in LOSS_OF.items() if name in self.context and s in self._asked_losses}
         if len(state.waiting):
+            # A client that is away now does not answer, and its reward is lost: the model of that round is gone.
             at = np.minimum(np.searchsorted(candidates, state.waiting), len(candidates) - 1)
             now = np.where(candidates[at] == state.waiting, answer[self._reading.before][at], np.nan)
             known = np.isfinite(now)
@@ -177,6 +209,7 @@ class ContextualBandit(Selector[State]):
         self, state: State, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, State]:
         """Score all candidates, and choose by the scores."""
+        # The answer is about the newest global model, so it comes first: it also settles the rewards of the last round.
         state = self.take_answer(state, slate.candidates, answer)
         notes: Notes = {}
         context = columns(state, self.context, None if slate.everyone else slate.candidates)
@@ -214,6 +247,7 @@ class ContextualBandit(Selector[State]):
         reading, duration, usable = self._reading, outcome[Signal.DURATION], self.usable(outcome)
         clients, before = outcome.clients[usable], outcome[reading.before][usable]
         context = contexts(state, self.context, clients)  # before the reports change it
+        # Fixed in the first round. A unit that moved would give old and new contexts different meanings in V.
         unit = state.time_unit or time_unit(duration[usable])
         tau = in_units(duration[usable], unit)
         if self.time_unit == "milliseconds":
@@ -228,7 +262,7 @@ class ContextualBandit(Selector[State]):
         durations = state.duration.copy()
         durations[clients] = tau
         last_reward, rewarded = state.reward.copy(), state.rewarded.copy()
-        last_reward[outcome.clients[~usable]] = 0.0
+        last_reward[outcome.clients[~usable]] = 0.0  # the round got nothing from them
         rewarded[outcome.clients] = True
         state = dataclasses.replace(
             state,

@@ -150,6 +150,7 @@ class Flash(ContextualBandit[FlashState]):
         width = self.exploration
         if self.alpha == "growing":
             width *= confidence_width(slate.round, slate.n, len(self.context), self.ridge, self.delta)
+        # One draw for all candidates: Thompson sampling draws a model, not a score for each arm.
         theta = posterior_draw(state.gram, mean, width, rng)
         parts = {name: theta[j] * column for j, (name, column) in enumerate(context.items())}
         score = np.zeros(len(slate.candidates))
@@ -167,6 +168,7 @@ class Flash(ContextualBandit[FlashState]):
         state = dataclasses.replace(state, gram=gram, moment=moment)
         if self.patience is None:
             return state
+        # Only clients that were picked with a prediction: in the first round there was no model to predict by.
         streak, predicted = state.streak.copy(), state.predicted.copy()
         due = np.isfinite(predicted[clients])
         longer = np.where(predicted[clients] < rewards, streak[clients] + 1, 0)

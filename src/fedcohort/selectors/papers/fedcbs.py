@@ -112,8 +112,10 @@ class FedCBS(Selector[_BalancedState]):
         labels = slate.clients.labels
         group = group_of(
             labels,
+            # Label counts say how many samples there are; the other forms do not.
             None if isinstance(labels, LabelCounts) else slate.clients.sizes,
             None if slate.everyone else slate.candidates,
+            # Busy clients are members already, so a client chosen alone balances what they train on.
             NOTHING if slate.busy is None else Past(slate.busy, np.ones(len(slate.busy))),
         )
         bonus = exploration_bonus(self.exploration, slate.round + 1, slate.of_candidates(state.pulls))
@@ -209,6 +211,7 @@ def draw_next(values: FloatArray, m: int, weighting: Weighting, uniform: float) 
     log_probability : float
     """
     lowest = float(values.min())
+    # Up to the resolution, all are exactly balanced and have the floor's weight.
     lowest = max(lowest, weighting.floor) if lowest > RESOLUTION else weighting.floor
     reach = (math.log(len(values)) + _LOG_RESOLUTION) / (weighting.beta * m)
     cut = math.exp(min(math.log(lowest) + reach, 700.0))
@@ -253,8 +256,10 @@ def draw_group(group: ClassBalance, size: int, weighting: Weighting, rng: np.ran
     picks, chances = np.empty(size, dtype=np.int64), np.empty(size)
     first = weighting.first(weighting.imbalance(group, values))
     picks[0], chances[0] = log_choice(first, rng.random())
+    # What the bonus added to the logarithm, for the explanation.
     explored = first - weighting.balance(values, 1)
     group.add(int(picks[0]))
+    # One uniform number per pick, drawn here, so that cutting off hopeless candidates does not change the stream.
     for m in range(2, size + 1):
         picks[m - 1], chances[m - 1] = draw_next(weighting.imbalance(group, values), m, weighting, rng.random())
         group.add(int(picks[m - 1]))

@@ -12,28 +12,75 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, Optional, ParamSets, param
-from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.core.plots import Intervals, Picture, SelectorRun, number_text
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.hics_fl.estimates import hics_distance, label_entropy, sampling_chances
-from fedcohort.selectors.baselines.hics_fl.plots import ENTROPIES
-from fedcohort.selectors.numerics.groups import ward_groups
-from fedcohort.selectors.numerics.recent import RecentVectors
+from fedcohort.selectors.numerics.groups import angles, ward_groups
+from fedcohort.selectors.numerics.recent import AskedVectors
 from fedcohort.selectors.numerics.sampling import weighted_sample
 
 
-@dataclass(frozen=True)
-class _HicsState(RecentVectors):
-    """The bias updates of the clients that reported last, and which clients were ever asked for one."""
+def _label_entropy(updates: FloatArray, temperature: float) -> FloatArray:
+    r"""Return :math:`H(\mathrm{softmax}(\Delta b / T))` (n,) of bias updates (n, C), in nats ([Chen2024]_, Eq. 7).
 
-    asked: BoolArray = per_client()  # (N,) no longer in S_0
+    >>> _label_entropy(np.array([[0.0, 0.0], [0.0, 100.0]]), 1.0).round(6) + 0.0
+    array([0.693147, 0.      ])
+    """
+    with np.errstate(over="ignore"):  # e to the power of anything below -1000 is 0
+        logits = np.maximum((updates - updates.max(axis=1, keepdims=True)) / temperature, -1000.0)
+    share = np.exp(logits)
+    total = share.sum(axis=1, keepdims=True)
+    return np.asarray(-(share / total * (logits - np.log(total))).sum(axis=1))
+
+
+def _hics_distance(updates: FloatArray, entropy: FloatArray, weight: float) -> FloatArray:
+    """Return the distances (n, n) of Eq. 9 between bias updates (n, C) with estimated entropies (n,)."""
+    return np.asarray(angles(updates) + weight * np.abs(entropy[:, None] - entropy))
+
+
+def _sampling_chances(cluster: IntArray, entropy: FloatArray, sizes: FloatArray, preference: float) -> FloatArray:
+    """Return pi_m p_k / sum of the cluster's p_j (n,) (Eq. 10); clients of a cluster without data are equally likely.
+
+    >>> _sampling_chances(np.array([0, 0, 1]), np.array([1.0, 1.0, 1.0]), np.array([1.0, 3.0, 2.0]), 4.0)
+    array([0.125, 0.375, 0.5  ])
+    """
+    _, group = np.unique(cluster, return_inverse=True)
+    members = np.bincount(group)
+    mean = np.bincount(group, entropy) / members
+    # Minus the largest, so that no power overflows; it cancels in the division.
+    pi = np.exp(preference * (mean - mean.max()))
+    total = np.bincount(group, sizes)
+    share = np.where(total[group] > 0, sizes / np.where(total > 0, total, 1.0)[group], 1 / members[group])
+    return np.asarray((pi / pi.sum())[group] * share)
+
+
+def _entropies(record: SelectorRun) -> Intervals | None:
+    """Show the estimated label entropy of each client."""
+    known, vectors = record.state["known"], record.state["vectors"]
+    used = [notes["temperature"] for _, notes in record.notes if "temperature" in notes]
+    if len(known) < 2 or not used:
+        return None
+    estimate = _label_entropy(vectors, float(used[-1]))
+    middle = np.full(len(record.state["asked"]), float(estimate.mean()))
+    middle[known] = estimate
+    text = (
+        f"{record.opening} the estimated entropy of clients' labels is between {number_text(float(estimate.min()))} "
+        f"and {number_text(float(estimate.max()))}; balanced labels would have "
+        f"{number_text(float(np.log(vectors.shape[1])))}. "
+        f"Clients that have not reported yet are shown at the mean."
+    )
+    return Intervals(middle, middle, middle, text=text)
+
+
+_ENTROPIES = Picture("hics-entropy", "HiCS-FL: estimated balance of clients' labels", "entropy", _entropies)
 
 
 @register("hics-fl")
 @dataclass(frozen=True, kw_only=True)
-class HicsFL(Selector[_HicsState]):
+class HicsFL(Selector[AskedVectors]):
     r"""Draw a cluster by its mean label entropy, then a client from it by size ([Chen2024]_, Algorithm 1).
 
     The update of the output layer's bias shows how balanced a client's labels are (Eq. 6). The entropy estimate is
@@ -104,7 +151,7 @@ class HicsFL(Selector[_HicsState]):
         "short memory": {"memory": 2},
     }
 
-    pictures = (ENTROPIES,)
+    pictures = (_ENTROPIES,)
 
     temperature: float = param(
         0.0025,
@@ -123,13 +170,13 @@ class HicsFL(Selector[_HicsState]):
     )
     memory: int = param(1000, Interval(int, 2, None), "most clients whose last updates are compared")
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> _HicsState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> AskedVectors:
         """Start with all clients in S_0."""
-        return _HicsState.empty(asked=np.zeros(clients.n, np.bool_))
+        return AskedVectors.empty(asked=np.zeros(clients.n, np.bool_))
 
     def select(
-        self, state: _HicsState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, _HicsState]:
+        self, state: AskedVectors, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, AskedVectors]:
         """Take clients from S_0 while there are any, then draw by cluster."""
         candidates, asked = slate.candidates, slate.of_candidates(state.asked)
         new = np.flatnonzero(~asked)
@@ -143,17 +190,19 @@ class HicsFL(Selector[_HicsState]):
             known = np.flatnonzero(asked & (rows >= 0))
             if len(known):
                 vectors = state.vectors[rows[known]]
-                entropy[known] = label_entropy(vectors, self.temperature)
-                apart = hics_distance(vectors, entropy[known], self.entropy_weight)
+                entropy[known] = _label_entropy(vectors, self.temperature)
+                apart = _hics_distance(vectors, entropy[known], self.entropy_weight)
                 cluster[known] = ward_groups(apart, self.clusters or slate.size)
                 notes |= {"temperature": self.temperature, "clusters": int(cluster.max()) + 1}
             rest = np.flatnonzero(asked)
             sizes = np.asarray(slate.of_candidates(slate.clients.sizes), np.float64)[rest]
+            # Clients without an estimate are one cluster of mean entropy, neither favoured nor left out.
             mean = float(np.nanmean(entropy)) if len(known) else 0.0
             estimate = np.where(np.isnan(entropy[rest]), mean, entropy[rest])
-            chance[rest] = sampling_chances(cluster[rest], estimate, sizes, annealed)
+            chance[rest] = _sampling_chances(cluster[rest], estimate, sizes, annealed)
             drawn = weighted_sample(chance[rest], slate.size - len(picks), rng)
             picks = np.concatenate([picks, rest[drawn]])
+        # S_0 is left when a client is asked. One that always fails would otherwise keep the warm-up from ending.
         now = state.asked.copy()
         now[candidates[picks]] = True
         cohort = Cohort(
@@ -167,9 +216,9 @@ class HicsFL(Selector[_HicsState]):
             },
             notes=notes,
         )
-        return cohort, _HicsState(state.known, state.when, state.vectors, now)
+        return cohort, AskedVectors(state.known, state.when, state.vectors, now)
 
-    def update(self, state: _HicsState, outcome: Outcome) -> _HicsState:
+    def update(self, state: AskedVectors, outcome: Outcome) -> AskedVectors:
         """Remember the bias updates."""
         ok = outcome.ok
         return state.with_reports(
