@@ -2,9 +2,10 @@
 
 Federations come from a generator of this script, which shares no code with the fit: its clients have intervals from
 gamma, Pareto or two-point distributions, its data are lists of samples. The natural federations have the same kinds of
-clients, with the data of real owners, if the data are found (FEDCOHORT_DATA); their twins train on digits, as those of
-an operator who names no data. Each federation is recorded for 50 rounds under uniform selection. `fedcohort advise`
-sees only the journal. Then every way runs on the true federation with other seeds.
+clients, with the data of real owners, if the data are found (FEDCOHORT_DATA). Their twins train on digits, as those of
+an operator who names no data; two small ones are asked about again with --data. Each federation is recorded for 50
+rounds under uniform selection. `fedcohort advise` sees only the journal. Then every way runs on the true federation
+with other seeds.
 
     python bench/scripts/advice_truth.py runs/truth            # 20 federations and the natural ones, one process
     python bench/scripts/advice_truth.py runs/truth --table    # print the tables of what is there
@@ -63,6 +64,10 @@ def federation(number: int, folder: Path) -> tuple[dict, str]:
     }
     words = f"{clients} clients, {cohort} a round, {data}, {words}, {failure:.0%} fail"
     return table, words + ("" if shares else ", labels hidden")
+
+
+OWN_DATA = ("watch --data watch", "birdstrikes --data birdstrikes")
+NATURALS = (*NATURAL, *OWN_DATA)
 
 
 def natural(name: str, folder: Path) -> tuple[dict, str]:
@@ -150,21 +155,26 @@ def truth(table: dict, ways: list[trial.Way], folder: Path) -> dict[str, list[fl
     return found
 
 
-def check(which: int | str, out: Path, twins: int) -> dict:
+def check(which: str, out: Path, twins: int) -> dict:
     """Record one federation, advise, and run it truly; continue if that was interrupted."""
-    folder = out / (which if isinstance(which, str) else f"{which:02d}")
+    folder = out / which
     if (folder / "result.json").exists():
         return json.loads((folder / "result.json").read_text())
     folder.mkdir(parents=True, exist_ok=True)
     began = time.process_time()
-    table, words = natural(which, folder) if isinstance(which, str) else federation(which, folder)
+    if which.isdecimal():
+        seed, data = int(which), "digits"
+        table, words = federation(seed, folder)
+    else:
+        name, _, data = which.partition(" --data ")
+        seed, (table, words) = NATURAL.index(name), natural(name, folder)
+        words += f", asked with --data {data}" if data else ""
     table["model"] = {"name": "mlp"}
     table["run"] |= {"rounds": ROUNDS, "processes": 1, "workers": 1}
-    seed = NATURAL.index(which) if isinstance(which, str) else which
     recorded = played({**table, "seeds": [seed], "selectors": {"uniform": {}}}, folder / "record")
     record = read_record(recorded.journal(recorded.runs[0]))
     fit = Fit(record)
-    stand = Stand.of("digits")
+    stand = Stand.of(data or None)
     learning = calibrate(fit, stand, None, folder)
     outcomes = trial.play(fit, stand, learning, None, folder, twins, lambda text: None)
     found = [str(change) for change in changes(record) if change.found]
@@ -219,7 +229,7 @@ def show(out: Path) -> None:
     done = {path.parent.name: json.loads(path.read_text()) for path in sorted(out.glob("*/result.json"))}
     for results in (
         [r for name, r in done.items() if name.isdecimal()],
-        [done[n] for n in NATURAL if n in done],
+        [done[n] for n in NATURALS if n in done],
     ):
         if results:
             print(f"{summary(results)}\n")
@@ -230,11 +240,11 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path)
     parser.add_argument("--federations", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--natural", default=",".join(NATURAL), help="names, with commas between them")
+    parser.add_argument("--natural", default=",".join(NATURALS), help="names, with commas between them")
     parser.add_argument("--twins", type=int, default=8)
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    drawn: list[int | str] = list(range(options.first, options.first + options.federations))
+    drawn = [f"{number:02d}" for number in range(options.first, options.first + options.federations)]
     for which in () if options.table else [*drawn, *filter(None, options.natural.split(","))]:
         try:
             found = check(which, options.out, options.twins)
