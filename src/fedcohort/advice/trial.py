@@ -141,7 +141,11 @@ def ways(fit: Fit) -> list[Way]:
             change["selectors"] = {"uniform": {}}
         name = f"{busy} at work, {buffer} per model"
         if name not in [way.name for way in found]:
-            found.append(Way(name, change, None, f"run without rounds: busy={busy}, buffer={buffer}"))
+            found.append(
+                Way(
+                    name, change, None, f"run without rounds, as Flower and own hosts can: busy={busy}, buffer={buffer}"
+                )
+            )
     return found
 
 

@@ -205,6 +205,8 @@ def calibrate(fit: Fit, stand: Stand, model: str | None, folder: Path) -> Learni
     weights = chances[chosen] / chances[chosen].sum()
     margin = 2 * math.sqrt(chance)
     low, high = mean[chosen].min(axis=0) - margin, mean[chosen].max(axis=0) + margin
+    if record.is_share:
+        low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
     inside = float(((recorded >= low) & (recorded <= high)).mean())
     fits = bool(error.min() <= 4 * chance) and len(rounds) >= FEWEST_ROUNDS
     verdict = f"The recorded curve ({record.metric}) lies within the twins' spread in {inside:.0%} of its rounds"
