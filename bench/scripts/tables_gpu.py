@@ -46,7 +46,7 @@ def engine_seconds(experiment: Experiment, rounds: int) -> tuple[float, int]:
     spent, made = 0.0, 0
     for number in prepared.groups:
         group = prepared.group(number, journals=None, device=experiment.options.device, workers=None)
-        runs, every = group.runs, group.runs[0].eval_every
+        runs, every = group.runs, group.runs[0].plan.options.eval_every
         cohorts = [generator.permutation(len(run.federation))[: run.policy.size] for run in runs]
         seeds = np.repeat([run.plan.seed for run in runs], [len(cohort) for cohort in cohorts])
         for turn in range(rounds + 5):

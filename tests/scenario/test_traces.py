@@ -298,5 +298,5 @@ def test_clients_of_a_parquet_trace_may_be_numbers(tmp_path):
     trace = read_trace(tmp_path / "t.parquet")
     assert trace.names == ("7", "8") and trace.begin.tolist() == [1.0, 2.0]
     write_table(pa.table({**table, "to": ["x", None]}), tmp_path / "t.parquet")
-    with pytest.raises(ScenarioError, match=r"numbers in its columns .* Got 'x'"):
+    with pytest.raises(ScenarioError, match="'x'"):
         read_trace(tmp_path / "t.parquet")

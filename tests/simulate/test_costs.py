@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcohort.core.signals import Signal
-from fedcohort.simulate.rounds.costs import CostModel, RoundCost, holders
+from fedcohort.simulate.rounds.costs import CostModel, RoundCost
 
 TRAIN = np.array([30, 60, 10])
 VALIDATION = np.array([3, 6, 1])
@@ -94,10 +94,3 @@ def test_a_trial_is_paid_step_by_step():
     assert cost.query_bytes_up == 3 * 8 + (2 * 400 + 3 * 8) + (400 + 3 * 8)
     assert cost.query_seconds == pytest.approx(2 + (20 + 2) + (5 + 2))
     assert cost.query_client_seconds == pytest.approx(3.5 * 3 + 30 + 5)
-
-
-def test_who_holds_the_model_already():
-    cohort = np.array([0, 2, 3])
-    assert holders(cohort, None) == 0
-    assert holders(cohort, np.array([2, 5])) == 1
-    assert holders(cohort, np.array([True, False, True, False])) == 2

@@ -101,7 +101,7 @@ def test_a_resumed_simulation_counts_the_same_late_models(aggregator: str, tmp_p
         while not group.done:
             group.step()
             if group.runs[0].round == stop:
-                assert group.runs[0].late.waiting
+                assert group.runs[0].late
                 group.commit()
                 saved = group.checkpoint()
                 group.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,7 @@ _SERVER, _PARTITION, _SHUFFLE, _NOISE, _SHIFT, _DRIFT = 0, 1, 2, 3, 4, 5
 _WHETHER, _WHEN = 0, 1  # positions in the failure stream
 
 
-@dataclass(frozen=True, eq=False)
-class RoundEvents:
+class RoundEvents(NamedTuple):
     """What happens to the clients of a cohort while they train.
 
     Attributes

@@ -90,10 +90,6 @@ class Trace:
         """
         if not rows:
             raise ScenarioError(f"{source} has no intervals.", hint=f"its columns are {', '.join(INTERVALS)}")
-        names = tuple(dict.fromkeys(row[0] for row in rows))
-        states = tuple(dict.fromkeys(row[3] for row in rows))
-        name_index = {name: i for i, name in enumerate(names)}
-        state_index = {state: i for i, state in enumerate(states)}
         clients, starts, ends, held = zip(*rows, strict=True)
         begin, end = np.array(starts, np.float64), np.array(ends, np.float64)
         invalid = np.flatnonzero(~((begin >= 0) & (end > begin) & (end <= _LATEST)))
@@ -109,18 +105,13 @@ class Trace:
                 raise ScenarioError(
                     f"The speeds in {source} must be positive. Got {speed:g} and {bandwidth:g} of client {name!r}."
                 )
+        names, device = _indices(clients)
+        states, state = _indices(held)
         measured, computing, sending = zip(*speeds, strict=True) if speeds else ((), (), ())
         return cls(
-            names=names,
-            device=np.array([name_index[name] for name in clients], np.int64),
-            state=np.array([state_index[state] for state in held], np.int64),
-            begin=begin,
-            end=end,
-            states=states,
-            speed=np.array(computing, np.float64),
-            bandwidth=np.array(sending, np.float64),
-            measured=tuple(measured),
-        )
+            names, device, state, begin, end, states,
+            np.array(computing, np.float64), np.array(sending, np.float64), tuple(measured),
+        )  # fmt: skip
 
     @property
     def span(self) -> float:
@@ -147,6 +138,12 @@ class Trace:
         return replace(self, device=device, state=one_state, begin=begin, end=end, states=(ON,))
 
 
+def _indices(texts: Sequence[str]) -> tuple[tuple[str, ...], IntArray]:
+    """Return the distinct texts in order of appearance, and for each text which of them it is."""
+    place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    return tuple(place), np.array([place[text] for text in texts], np.int64)
+
+
 def _overlaps(
     device: IntArray, begin: FloatArray, end: FloatArray, times: int
 ) -> tuple[IntArray, FloatArray, FloatArray]:
@@ -168,13 +165,8 @@ def _overlaps(
 
 def read_trace(intervals: str | Path, speeds: str | Path | None = None) -> Trace:
     """Read a trace in the plain format: Parquet if the name ends in ``.parquet``, otherwise CSV."""
-    rows = [
-        (str(c), _number(a, intervals), _number(b, intervals), str(s)) for c, a, b, s in _table(intervals, INTERVALS)
-    ]
-    measured = []
-    if speeds is not None:
-        measured = [(str(c), _number(a, speeds), _number(b, speeds)) for c, a, b in _table(speeds, SPEEDS)]
-    return Trace.of(rows, measured, str(intervals))
+    measured = [] if speeds is None else _table(speeds, SPEEDS)
+    return Trace.of(_table(intervals, INTERVALS), measured, str(intervals))
 
 
 def write_trace(trace: Trace, intervals: str | Path, speeds: str | Path | None = None) -> None:
@@ -185,15 +177,8 @@ def write_trace(trace: Trace, intervals: str | Path, speeds: str | Path | None =
         _write(speeds, SPEEDS, [np.array(trace.measured, object), trace.speed, trace.bandwidth])
 
 
-def _number(value: Any, path: str | Path) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ScenarioError(f"{path} must have numbers in its columns of times and speeds. Got {value!r}.") from None
-
-
-def _table(path: str | Path, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Return these columns of a table, row by row."""
+def _table(path: str | Path, columns: Sequence[str]) -> list[Any]:
+    """Return these columns of a table, row by row; clients and states are texts, all others numbers."""
     path = Path(path)
     try:
         data = read_file(path)
@@ -213,7 +198,11 @@ def _table(path: str | Path, columns: Sequence[str]) -> list[tuple[Any, ...]]:
             f"The trace {path} has no column {missing[0]!r}. It has {', '.join(map(str, values)) or 'none'}.",
             hint=f"its columns must be {', '.join(columns)}",
         )
-    return list(zip(*(values[name] for name in columns), strict=True))
+    try:
+        found = [list(map(str if name in ("client", "state") else float, values[name])) for name in columns]
+    except (TypeError, ValueError) as error:
+        raise ScenarioError(f"{path} must have numbers in its columns of times and speeds: {error}.") from None
+    return list(zip(*found, strict=True))
 
 
 def _check_rows(path: str | Path, rows: int) -> None:
@@ -416,25 +405,20 @@ FORMATS: Mapping[str, Callable[[str | Path, str | Path | None], Trace]] = {
 # -- devices of a trace ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Lines:
-    """Sessions of all devices in one sorted array, so that bisection finds any time of any device."""
+class _Lookup:
+    """A trace as lookups need it: all sessions in one sorted array, so that bisection finds any time of any device."""
 
-    span: float
-    keys: FloatArray  # (m,) device * span + begin
-    begin: FloatArray  # (m,)
-    end: FloatArray  # (m,)
-    first: IntArray  # (D,) index of each device's first session
-    last: IntArray  # (D,) index after its last session
-
-    @classmethod
-    def of(cls, trace: Trace, span: float) -> _Lines:
-        order = np.lexsort((trace.begin, trace.device))
-        device = trace.device[order]
-        first = np.searchsorted(device, np.arange(len(trace.names)))
-        last = np.searchsorted(device, np.arange(len(trace.names)), side="right")
-        begin, end = trace.begin[order], trace.end[order]
-        return cls(span, device * span + begin, begin, end, first, last)
+    def __init__(self, trace: Trace, needs: Sequence[str] | None) -> None:
+        self.trace, self.span = trace, trace.span
+        on = trace.sessions(needs)
+        order = np.lexsort((on.begin, on.device))
+        device, self.begin, self.end = on.device[order], on.begin[order], on.end[order]
+        self.keys = device * self.span + self.begin
+        everybody = np.arange(len(trace.names))
+        self.first = np.searchsorted(device, everybody)  # (D,) index of each device's first session
+        self.last = np.searchsorted(device, everybody, side="right")  # (D,) index after its last session
+        index = {name: i for i, name in enumerate(trace.measured)}
+        self.measured = np.array([index.get(name, -1) for name in trace.names], np.int64)  # (D,) row of its speeds
 
     def at(self, device: IntArray, time: float | FloatArray) -> Attendance:
         turn, now = np.divmod(time, self.span)  # the trace repeats
@@ -453,9 +437,9 @@ class _Lines:
 
 
 @lru_cache(maxsize=8)
-def _load(path: str, stamp: int, speeds: str | None, needs: tuple[str, ...] | None) -> tuple[Trace, _Lines]:
-    trace = read_trace(path, speeds)
-    return trace, _Lines.of(trace.sessions(needs), trace.span)
+def _load(path: str, stamp: int, speeds: str | None, needs: tuple[str, ...] | None) -> _Lookup:
+    # By the time of its last change, so that a file that was written again is read again.
+    return _Lookup(read_trace(path, speeds), needs)
 
 
 @DEVICES.register("trace")
@@ -483,45 +467,37 @@ class TraceDevices(Devices):
                 object.__setattr__(self, name, str(Path(getattr(self, name)).absolute()))
 
     @property
-    def _trace(self) -> tuple[Trace, _Lines]:
+    def _lookup(self) -> _Lookup:
         try:
             stamp = Path(self.path).stat().st_mtime_ns
         except OSError as error:
             raise ScenarioError(f"The trace {self.path} cannot be read: {error.strerror or error}.") from error
-        # By the time of its last change, so that a file that was written again is read again.
         return _load(self.path, stamp, self.speeds_path, self.needs)
 
     def _device(self, clients: IntArray, seed: int) -> IntArray:
-        count = len(self._trace[0].names)
+        count = len(self._lookup.trace.names)
         if not self.shuffle:
             return clients % count
         return (uniforms(seed, rng.DEVICES, clients, _DEVICE) * count).astype(np.int64)
 
     def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Attendance:
         """Look up the clients' devices."""
-        return self._trace[1].at(self._device(clients, seed), time)
+        return self._lookup.at(self._device(clients, seed), time)
 
     def speeds(self, clients: IntArray, *, seed: int) -> FloatArray:
         """Return the speeds of the clients' devices."""
-        return self._measured(clients, seed, self._trace[0].speed, self.speed)
+        return self._measured(clients, seed, self._lookup.trace.speed, self.speed)
 
     def bandwidths(self, clients: IntArray, *, seed: int) -> FloatArray:
         """Return the bandwidths of the clients' devices."""
-        return self._measured(clients, seed, self._trace[0].bandwidth, self.bandwidth)
+        return self._measured(clients, seed, self._lookup.trace.bandwidth, self.bandwidth)
 
     def _measured(self, clients: IntArray, seed: int, values: FloatArray, default: float) -> FloatArray:
         if not len(values):
             return np.full(len(clients), float(default))
         drawn = (uniforms(seed, rng.DEVICES, clients, _CAPACITY) * len(values)).astype(np.int64)
-        device_row = _measured_index(self._trace[0])[self._device(clients, seed)]
-        return values[np.where(device_row >= 0, device_row, drawn)]
-
-
-@lru_cache(maxsize=8)
-def _measured_index(trace: Trace) -> IntArray:
-    """(D,) the index of each device in ``trace.measured``, -1 for devices without speeds."""
-    index = {name: i for i, name in enumerate(trace.measured)}
-    return np.array([index.get(name, -1) for name in trace.names], np.int64)
+        row = self._lookup.measured[self._device(clients, seed)]
+        return values[np.where(row >= 0, row, drawn)]
 
 
 # -- a generator fitted to a trace ----------------------------------------------------------------------------------

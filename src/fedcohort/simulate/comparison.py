@@ -258,7 +258,7 @@ def _fit_partition(configuration: Configuration) -> tuple[Configuration, list[st
 
 def _leave_out_unfit(configuration: Configuration) -> tuple[Configuration, list[str]]:
     """Remove the default selectors that do not fit the task, unless none fits."""
-    from fedcohort.simulate.rounds.run import check_fits
+    from fedcohort.simulate.rounds.checks import check_fits
 
     fits = dict.fromkeys(configuration.selectors, True)
     for plan in configuration.plans() if "task" in configuration.table else ():

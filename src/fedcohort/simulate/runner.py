@@ -22,7 +22,7 @@ from fedcohort.core.version import __version__
 from fedcohort.journal.live import live_files, remove_live
 from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
-from fedcohort.simulate.config.experiment import MEMORY_FILE, Experiment, values_of
+from fedcohort.simulate.config.experiment import MEMORY_FILE, Experiment
 from fedcohort.simulate.config.toml import read_table, to_toml, with_keys
 from fedcohort.simulate.data import InMemory, to_npz
 from fedcohort.simulate.engine import choose_device
@@ -34,6 +34,7 @@ from fedcohort.simulate.processes.local import LocalDriver
 from fedcohort.simulate.rounds.group import Group, other_engine_error
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import group_key, prepare
+from fedcohort.simulate.rounds.run import run_info
 from fedcohort.simulate.rounds.trial import try_selectors
 from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.facts import FederationFacts
@@ -210,18 +211,9 @@ class Simulation:
         groups = self.prepared.groups.items()
         ended = {place for number, places in groups if self.resumed and self.has_ended(number) for place in places}
         for place, (plan, key) in enumerate(zip(self.experiment.plans, self.prepared.federation_keys, strict=True)):
-            info = before.get(plan.id) or RunInfo(
-                id=plan.id,
-                selector=plan.selector.name,
-                label=plan.label,
-                seed=plan.seed,
-                setting={**({"name": plan.setting_name} if plan.setting_name else {}), **plan.setting},
-                params=values_of(plan.selector),
-                federation=key,
-            )
             facts = saved.get(plan.id, {})
             self._infos[plan.id] = replace(  # as in the checkpoint; runs.json may be ahead of it
-                info,
+                before.get(plan.id) or run_info(plan, key),
                 state=facts["state"] if place in ended else "running",
                 reason=facts["reason"] if place in ended else "",
                 rounds_done=facts.get("round", 0),

@@ -9,7 +9,7 @@ failed with an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,9 +39,6 @@ from fedcohort.simulate.metrics import (
     relative_improvement,
 )
 
-_BYTES = ("bytes_down", "bytes_up")
-_QUERY_BYTES = ("query_bytes_down", "query_bytes_up")
-
 
 @dataclass(frozen=True)
 class RunNumbers:
@@ -65,6 +62,11 @@ class RunNumbers:
     state: str
     round: IntArray
     values: Mapping[str, FloatArray]
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds so far."""
+        return int(self.round[-1]) + 1 if len(self.round) else 0
 
 
 @dataclass(frozen=True)
@@ -199,8 +201,37 @@ def leaderboard(
         label: sorted((_seed(run, targets, options) for run in runs if run.label == label), key=lambda s: s.seed)
         for label in labels
     }
-    rows = _rows(by_label, labels, base, targets, ideal)
+    paired = _paired_with(base, by_label, lambda seed: seed.terminal)
+    paired_groups = _paired_with(base, by_label, lambda seed: seed.fair["worst_group"])
+    base_end = _mean_end(by_label[base])
+    # Where time is simulated it leads, because rounds of different selectors take differently long.
+    leading = "seconds" if any(seed.clock > 0 for seed in by_label[base]) else "rounds"
+    rows = []
+    for label, seeds in by_label.items():
+        is_base = label == base
+        to_target = tuple(
+            ToTarget(
+                target,
+                Arrivals.of([seed.rounds_to[place] for seed in seeds]),
+                Arrivals.of([seed.seconds_to[place] for seed in seeds]),
+                None if is_base else speed(seeds, by_label[base], leading, place),
+            )
+            for place, target in enumerate(targets)
+        )
+        gained = math.nan
+        if ideal is not None and not is_base:
+            gained = relative_improvement(_mean_end(seeds), base_end, ideal)
+        compared = paired.get(label), paired_groups.get(label)
+        rows.append(LeaderRow(label, labels[label], is_base, tuple(seeds), to_target, gained, *compared))
+    # A selector that lost a run comes after all others: the mean of the runs that it kept looks too good. So does one
+    # that was not evaluated yet.
+    rows.sort(key=lambda r: (r.lost > 0, -r.terminal.mean if r.terminal.count else math.inf, r.label))
     longest = max(seed.rounds for row in rows for seed in row.seeds)
+    going = [run.rounds for run in runs if run.state == "running"]
+    so_far = ""
+    if going:
+        rounds = f"{min(going):,}" if min(going) == max(going) else f"{min(going):,} to {max(going):,}"
+        so_far = f"So far (round {rounds}{f' of {options.planned:,}' if options.planned else ''}): "
     return Leaderboard(
         setting=setting,
         targets=targets,
@@ -210,59 +241,20 @@ def leaderboard(
         baseline=base,
         reference=options.reference if ideal is not None else None,
         rows=tuple(rows),
-        so_far=_so_far(runs, options.planned),
+        so_far=so_far,
         metric=options.metric,
     )
 
 
-def _rows(
-    by_label: Mapping[str, Sequence[SeedRow]],
-    selectors: Mapping[str, str],
-    base: str,
-    targets: Sequence[float],
-    ideal: float | None,
-) -> list[LeaderRow]:
-    """Return a row for each label, best first."""
+def _paired_with(
+    base: str, by_label: Mapping[str, Sequence[SeedRow]], score: Callable[[SeedRow], float]
+) -> dict[str, PairedComparison]:
+    """Compare every other label with the baseline, with p-values corrected over all comparisons."""
     # By seed, because only the same seed means the same federation.
-    ends = {label: {seed.seed: seed.terminal for seed in seeds} for label, seeds in by_label.items()}
-    groups = {label: {seed.seed: seed.fair["worst_group"] for seed in seeds} for label, seeds in by_label.items()}
-    paired, paired_groups = _paired_with(base, ends), _paired_with(base, groups)
-    base_end = _mean_end(by_label[base])
-    # Where time is simulated it leads, because rounds of different selectors take differently long.
-    leading = "seconds" if any(seed.clock > 0 for seed in by_label[base]) else "rounds"
-    rows = [
-        LeaderRow(
-            label=label,
-            selector=selectors[label],
-            baseline=label == base,
-            seeds=tuple(seeds),
-            to_target=tuple(
-                ToTarget(
-                    target,
-                    Arrivals.of([seed.rounds_to[place] for seed in seeds]),
-                    Arrivals.of([seed.seconds_to[place] for seed in seeds]),
-                    None if label == base else speed(seeds, by_label[base], leading, place),
-                )
-                for place, target in enumerate(targets)
-            ),
-            improvement=(
-                math.nan if ideal is None or label == base else relative_improvement(_mean_end(seeds), base_end, ideal)
-            ),
-            paired=paired.get(label),
-            paired_group=paired_groups.get(label),
-        )
-        for label, seeds in by_label.items()
-    ]
-    # A selector that lost a run comes after all others: the mean of the runs that it kept looks too good.
-    unknown = math.inf  # not evaluated yet
-    return sorted(rows, key=lambda r: (r.lost > 0, -r.terminal.mean if r.terminal.count else unknown, r.label))
-
-
-def _paired_with(base: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str, PairedComparison]:
-    """Compare every other label with the baseline, seed by seed, with p-values corrected over all comparisons."""
+    theirs = {seed.seed: score(seed) for seed in by_label[base]}
     paired = {
-        label: PairedComparison.of([score - scores[base].get(seed, math.nan) for seed, score in ours.items()])
-        for label, ours in scores.items()
+        label: PairedComparison.of([score(seed) - theirs.get(seed.seed, math.nan) for seed in seeds])
+        for label, seeds in by_label.items()
         if label != base
     }
     return dict(zip(paired, PairedComparison.corrected(list(paired.values())), strict=True))
@@ -270,18 +262,6 @@ def _paired_with(base: str, scores: Mapping[str, Mapping[int, float]]) -> dict[s
 
 def _mean_end(seeds: Sequence[SeedRow]) -> float:
     return Spread.of([seed.terminal for seed in seeds]).mean
-
-
-def _so_far(runs: Sequence[RunNumbers], planned: int | None) -> str:
-    going = [_rounds_of(run) for run in runs if run.state == "running"]
-    if not going:
-        return ""
-    rounds = f"{min(going):,}" if min(going) == max(going) else f"{min(going):,} to {max(going):,}"
-    return f"So far (round {rounds}{f' of {planned:,}' if planned else ''}): "
-
-
-def _rounds_of(run: RunNumbers) -> int:
-    return int(run.round[-1]) + 1 if len(run.round) else 0
 
 
 def _window_source(rounds: int, configured: int | None) -> str:
@@ -311,75 +291,63 @@ def _curve(run: RunNumbers) -> Curve:
 
 def terminal_accuracy(run: RunNumbers, options: Options) -> float:
     """Return where a run ends; NaN for one that diverged or failed."""
-    return math.nan if run.state in LOST else _curve(run).terminal(terminal_window(_rounds_of(run), options.terminal))
+    return math.nan if run.state in LOST else _curve(run).terminal(terminal_window(run.rounds, options.terminal))
 
 
 def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRow:
-    curve = _curve(run)
+    curve, window = _curve(run), terminal_window(run.rounds, options.terminal)
     rounds_to = tuple(None if math.isnan(target) else curve.rounds_to(target) for target in targets)
     clock = run.values.get("clock")
-    sent = _bytes_by_round(run, (*_BYTES, *_QUERY_BYTES))
-    megabytes = None if sent is None else np.cumsum(sent) / 1e6
-    return SeedRow(
-        seed=run.seed,
-        state=run.state,
-        rounds=_rounds_of(run),
-        rounds_to=rounds_to,
-        seconds_to=tuple(_at(run.round, clock, rounds) for rounds in rounds_to),
-        megabytes_to=tuple(_at(run.round, megabytes, rounds) for rounds in rounds_to),
-        best=curve.best,
-        early_stop=curve.early_stop(_rounds_of(run) if run.state == "stopped" else None),
-        terminal=terminal_accuracy(run, options),
-        window=terminal_window(_rounds_of(run), options.terminal),
-        qcid=_mean(run.values.get("qcid")),
-        megabytes=_total_megabytes(run, _BYTES),
-        query_megabytes=_total_megabytes(run, _QUERY_BYTES),
-        clock=float(clock[-1]) if clock is not None and len(clock) else math.nan,
-        fair=_fair(run, options),
-    )
+    trained, asked = _sent(run, "bytes_down", "bytes_up"), _sent(run, "query_bytes_down", "query_bytes_up")
+    sent = [part for part in (trained, asked) if part is not None]
+    megabytes = np.cumsum(np.sum(sent, axis=0)) / 1e6 if sent else None
 
+    def at(total: FloatArray | None, rounds: int | None) -> float | None:
+        """Return the value of a running total after ``rounds`` rounds."""
+        if rounds is None or total is None:
+            return None
+        return float(total[int(np.searchsorted(run.round, rounds - 1))])
 
-def _fair(run: RunNumbers, options: Options) -> dict[str, float]:
-    window = terminal_window(_rounds_of(run), options.terminal)
+    qcid = run.values.get("qcid", np.zeros(0))
+    known = qcid[np.isfinite(qcid)]
     fair = {}
     for name in FAIRNESS:
         values = np.asarray(run.values.get(name, ()), np.float64)
-        known = values[np.isfinite(values)]
+        measured = values[np.isfinite(values)]
         # Where a lost run stood when it was lost is no end, and would flatter its selector.
-        if not len(known) or (name in AT_THE_END and run.state in LOST):
+        if not len(measured) or (name in AT_THE_END and run.state in LOST):
             fair[name] = math.nan
         elif name in AT_THE_END:
             fair[name] = Curve(run.round, values).terminal(window)
         elif name in SO_FAR:
-            fair[name] = float(known[-1])
+            fair[name] = float(measured[-1])
         else:
-            fair[name] = float(known.mean() if name == "selection_seconds" else known.sum())
-    return fair
+            fair[name] = float(measured.mean() if name == "selection_seconds" else measured.sum())
+    return SeedRow(
+        seed=run.seed,
+        state=run.state,
+        rounds=run.rounds,
+        rounds_to=rounds_to,
+        seconds_to=tuple(at(clock, rounds) for rounds in rounds_to),
+        megabytes_to=tuple(at(megabytes, rounds) for rounds in rounds_to),
+        best=curve.best,
+        early_stop=curve.early_stop(run.rounds if run.state == "stopped" else None),
+        terminal=terminal_accuracy(run, options),
+        window=window,
+        qcid=float(known.mean()) if len(known) else math.nan,
+        megabytes=math.nan if trained is None else float(trained.sum()) / 1e6,
+        query_megabytes=math.nan if asked is None else float(asked.sum()) / 1e6,
+        clock=float(clock[-1]) if clock is not None and len(clock) else math.nan,
+        fair=fair,
+    )
 
 
-def _at(round_: IntArray, running: FloatArray | None, rounds: int | None) -> float | None:
-    """Return the value of a running total, such as the clock, after ``rounds`` rounds."""
-    if rounds is None or running is None:
-        return None
-    return float(running[int(np.searchsorted(round_, rounds - 1))])
-
-
-def _bytes_by_round(run: RunNumbers, names: Sequence[str]) -> FloatArray | None:
+def _sent(run: RunNumbers, *names: str) -> FloatArray | None:
     """Return the sum of some columns of bytes in each round; None if they are unknown."""
     columns = [run.values[name] for name in names if name in run.values]
     if not columns or not np.isfinite(columns).any():
         return None
     return np.asarray(np.nansum(columns, axis=0), np.float64)
-
-
-def _total_megabytes(run: RunNumbers, names: Sequence[str]) -> float:
-    sent = _bytes_by_round(run, names)
-    return math.nan if sent is None else float(sent.sum()) / 1e6
-
-
-def _mean(values: FloatArray | None) -> float:
-    known = np.zeros(0) if values is None else values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan
 
 
 def speed(seeds: Sequence[SeedRow], base: Sequence[SeedRow], measure: str, place: int = -1) -> Speed:

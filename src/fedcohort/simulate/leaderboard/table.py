@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcohort.core.errors import UnknownNameError
 from fedcohort.core.registry import suggest
@@ -25,6 +24,7 @@ COLUMNS = (
     "selection",
 )  # fmt: skip
 """All columns, in the order in which they are shown."""
+_NONE = Cell("–")
 _MAX_PAIRS = 190  # of 20 selectors; with more, name a baseline
 _GROUP_COLUMNS = (
     ("worst_group", "Worst group", "the lowest accuracy of any group"),
@@ -204,9 +204,16 @@ def leaderboard_table(
         Out of :data:`COLUMNS`; those that nothing is known about are left out.
     """
     check_columns(columns)
-    # A row with fewer seeds than others says so: its mean is over other federations.
     most = max(row.runs for row in board.rows)
-    labels = [_label(row, most, (line_styles or {}).get(row.label)) for row in board.rows]
+    labels = []
+    for row in board.rows:
+        notes = ["baseline"] if row.baseline else []
+        # A row with fewer seeds than others says so: its mean is over other federations.
+        notes += [f"{row.runs} seed{'s' if row.runs != 1 else ''}"] if row.runs != most else []
+        notes += [f"{row.diverged} diverged"] if row.diverged else []
+        notes += [f"{row.failed} failed"] if row.failed else []
+        color, dash = (line_styles or {}).get(row.label, (None, 0))
+        labels.append(Cell(row.label, ", ".join(notes), color=color, dash=dash))
     # Without simulated time a column of seconds would be empty, and rounds are the only answer to "how soon?".
     if "time" in columns and not board.timed and "rounds" not in columns:
         columns = ["rounds" if name == "time" else name for name in columns]
@@ -216,7 +223,7 @@ def leaderboard_table(
         title="Leaderboard" if board.setting == "all runs" else f"Leaderboard: {board.setting}",
         columns=("Selector", *(column.heading for column in shown)),
         rows=tuple(zip(labels, *(column.cells for column in shown), strict=True)),
-        note=" ".join([*_general(board), *dict.fromkeys(c.about for c in shown if c.about)]),
+        note=" ".join([*_general_notes(board), *dict.fromkeys(c.about for c in shown if c.about)]),
         lead=board.conclusion,
     )
 
@@ -256,8 +263,7 @@ def check_columns(columns: Sequence[str]) -> Sequence[str]:
     return columns
 
 
-@dataclass(frozen=True)
-class _Column:
+class _Column(NamedTuple):
     """A column: its name for the command line, its heading, a cell for each selector, and how it is computed."""
 
     name: str
@@ -270,42 +276,49 @@ def _columns(board: Leaderboard) -> Iterator[_Column]:
     """Yield every column that something is known about, in the order in which they are shown."""
     rows, metric = board.rows, board.metric
 
-    def scores(name: str, heading: str, of: Callable[[LeaderRow], Spread], about: str = "") -> _Column:
-        return _Column(name, heading, _scores(rows, [of(row) for row in rows], metric), about)
+    def scores(name: str, heading: str, values: Sequence[Spread], about: str = "") -> _Column:
+        cells = [
+            Cell(metric.value(value.mean), metric.spread(value.std) if value.count > 1 else "")
+            if value.count
+            else _NONE
+            for value in values
+        ]
+        return _Column(name, heading, _mark_best(rows, cells, [value.mean for value in values], max), about)
 
     def plain(name: str, heading: str, values: Sequence[float], form: str, about: str = "") -> _Column:
-        return _Column(name, heading, [Cell("–" if math.isnan(v) else form.format(v)) for v in values], about)
+        return _Column(name, heading, [_NONE if math.isnan(v) else Cell(form.format(v)) for v in values], about)
 
     window = "the last round" if board.window == 1 else f"the last {board.window} rounds"
     about = f"Terminal: mean {metric.name} of {window} ({board.window_source})."
     if len({seed.window for row in rows for seed in row.seeds}) > 1:
         about += " For shorter runs it is the last fifth."
-    yield scores("terminal", "Terminal", lambda row: row.terminal, about)
+    yield scores("terminal", "Terminal", [row.terminal for row in rows], about)
     yield from _gain_columns(board)
     yield from _target_columns(board)
-    yield scores("best", "Best", lambda row: row.best)
+    yield scores("best", "Best", [row.best for row in rows])
     if any(row.early_stop != row.best for row in rows):
-        yield scores("stopped", "Where it stopped", lambda row: row.early_stop)
+        yield scores("stopped", "Where it stopped", [row.early_stop for row in rows])
     if board.reference is not None:
         heading = f"Recovered of the gap to {board.reference}"
         yield plain("recovered", heading, [row.improvement for row in rows], "{:.0%}")
     for name, heading, meaning in _GROUP_COLUMNS:
-        if any(row.fair(name).count for row in rows):
-            about = f"{heading}: {meaning}."
-            yield scores(name.replace("_", "-"), heading, operator.methodcaller("fair", name), about)
+        found = [row.fair(name) for row in rows]
+        if any(value.count for value in found):
+            yield scores(name.replace("_", "-"), heading, found, f"{heading}: {meaning}.")
     for key, name, heading, form, meaning in _TURN_COLUMNS:
-        if any(row.fair(name).count for row in rows):
-            yield plain(key, heading, [row.fair(name).mean for row in rows], form, meaning)
+        found = [row.fair(name) for row in rows]
+        if any(value.count for value in found):
+            yield plain(key, heading, [value.mean for value in found], form, meaning)
     if any(row.qcid.count for row in rows):
-        cells = [Cell(number(row.qcid.mean) if row.qcid.count else "–") for row in rows]
-        best = _mark_best(cells, [math.nan if row.lost else row.qcid.mean for row in rows], min)
+        cells = [Cell(number(row.qcid.mean)) if row.qcid.count else _NONE for row in rows]
+        best = _mark_best(rows, cells, [row.qcid.mean for row in rows], min)
         yield _Column("qcid", "Mean QCID", best, "QCID: class imbalance of the cohorts, 0 is balanced.")
     if any(row.megabytes.count for row in rows):
         yield _Column("mb", "MB", [Cell(megabytes(row.megabytes.mean)) for row in rows])
-    if any(row.fair("selection_seconds").count for row in rows):
-        spent = [1000 * row.fair("selection_seconds").mean for row in rows]
+    spent = [row.fair("selection_seconds") for row in rows]
+    if any(value.count for value in spent):
         about = "Selection: real time of a round's question, choice and learning, with their record."
-        yield plain("selection", "Selection, ms", spent, "{:.2f}", about)
+        yield plain("selection", "Selection, ms", [1000 * value.mean for value in spent], "{:.2f}", about)
     if any(row.query_share > 0 for row in rows):
         yield plain("query-bytes", "Query bytes", [row.query_share for row in rows], "{:.0%}")
         yield plain("questions", "Questions", [row.fair("asked").mean for row in rows], "{:,.0f}")
@@ -314,23 +327,20 @@ def _columns(board: Leaderboard) -> Iterator[_Column]:
 def _gain_columns(board: Leaderboard) -> Iterator[_Column]:
     """Yield how the models compare with the baseline's, and how certain that is."""
     tests = [row.paired for row in board.rows]
-    if not any(tests):
+    most = max((test.seeds for test in tests if test is not None), default=-1)
+    if most < 0:
         return
     word = "Gain over" if board.metric.higher else "Difference to"
     heading = f"{word} {board.baseline}{', points' if board.metric.share else ''}"
-    several = any(test is not None and test.seeds > 1 for test in tests)
-    about = "[ ]: 95% interval over the seeds that both ran, for one comparison." if several else ""
-    most = max(test.seeds for test in tests if test is not None)
-
-    def gain(test: PairedComparison | None) -> Cell:
-        if test is None or not test.seeds:
-            return Cell("–")
-        return _change(board, test, f"{test.seeds} seed{'s' * (test.seeds > 1)}" if test.seeds < most else "")
-
-    yield _Column("gain", heading, [gain(test) for test in tests], about)
-    if several:
+    about = "[ ]: 95% interval over the seeds that both ran, for one comparison." if most > 1 else ""
+    cells = []
+    for test in tests:
+        few = "" if test is None or test.seeds == most else f"{test.seeds} seed{'s' * (test.seeds > 1)}"
+        cells.append(_NONE if test is None or not test.seeds else _change(board, test, few))
+    yield _Column("gain", heading, cells, about)
+    if most > 1:
         yield _Column("p", "p", [_p(test) for test in tests], "p: paired t-test, Holm-corrected over the rows.")
-    yield _Column("wins", "Wins", [Cell("–" if t is None else f"{t.wins} of {t.seeds}") for t in tests])
+    yield _Column("wins", "Wins", [_NONE if t is None else Cell(f"{t.wins} of {t.seeds}") for t in tests])
 
 
 def _change(board: Leaderboard, test: PairedComparison, note: str = "") -> Cell:
@@ -341,7 +351,9 @@ def _change(board: Leaderboard, test: PairedComparison, note: str = "") -> Cell:
 
 
 def _p(test: PairedComparison | None) -> Cell:
-    return Cell("–" if test is None or math.isnan(test.p) else "<0.001" if test.p < 0.001 else f"{test.p:.3f}")
+    if test is None or math.isnan(test.p):
+        return _NONE
+    return Cell("<0.001" if test.p < 0.001 else f"{test.p:.3f}")
 
 
 def _target_columns(board: Leaderboard) -> Iterator[_Column]:
@@ -362,7 +374,7 @@ def _target_columns(board: Leaderboard) -> Iterator[_Column]:
         rounds = [row.to_target[i].rounds for row in rows]
         yield _Column("rounds", f"Rounds to {level}", _arrivals(rows, rounds, number), about)
     speeds = [row.main.speed for row in rows]
-    cells = [Cell("–") if speed is None else Cell(str(speed), speed.interval) for speed in speeds]
+    cells = [_NONE if speed is None else Cell(str(speed), speed.interval) for speed in speeds]
     unit = "simulated time" if board.timed else "rounds"
     yield _Column(
         "speed-up", f"Speed-up, {'time' if board.timed else 'rounds'}", cells,
@@ -379,11 +391,11 @@ def _arrivals(rows: Sequence[LeaderRow], values: Sequence[Arrivals], words: Call
         waiting = any(seed.state == "running" for seed in row.seeds)
         text = words(value.median) if arrives else "not yet" if waiting else "never"
         cells.append(Cell(text, f"{value.count}/{row.runs}" if 0 < value.count < row.runs else ""))
-        known.append(value.median if arrives and not row.lost else math.nan)
-    return _mark_best(cells, known, min)
+        known.append(value.median if arrives else math.nan)
+    return _mark_best(rows, cells, known, min)
 
 
-def _general(board: Leaderboard) -> Iterator[str]:
+def _general_notes(board: Leaderboard) -> Iterator[str]:
     """Yield what a reader must know about all columns."""
     if not board.metric.higher:
         yield f"Lower {board.metric.name} is better."
@@ -412,34 +424,16 @@ def megabytes(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def _mark_best(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., Any]) -> list[Cell]:
-    """Return the cells with the best one marked, and all that show the same text; NaN is never the best."""
-    known = {i: v for i, v in enumerate(values) if not math.isnan(v)}
+def _mark_best(
+    rows: Sequence[LeaderRow], cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., Any]
+) -> list[Cell]:
+    """Return the cells with the best one marked, and all that show the same text.
+
+    NaN is never the best, nor is a selector that lost a run.
+    """
+    known = {i: v for i, (row, v) in enumerate(zip(rows, values, strict=True)) if not (row.lost or math.isnan(v))}
     if len(known) < 2:
         return list(cells)
     # Compared as shown: of two cells that read 92.0%, marking one would claim a difference that nobody sees.
     best = cells[int(choose(known, key=lambda i: known[i]))].text
     return [replace(cell, best=i in known and cell.text == best) for i, cell in enumerate(cells)]
-
-
-def _label(row: LeaderRow, most: int, style: tuple[int, int] | None) -> Cell:
-    notes = ["baseline"] if row.baseline else []
-    if row.runs != most:
-        notes.append(f"{row.runs} seed{'s' if row.runs != 1 else ''}")
-    if row.diverged:
-        notes.append(f"{row.diverged} diverged")
-    if row.failed:
-        notes.append(f"{row.failed} failed")
-    color, dash = style or (None, 0)
-    return Cell(row.label, ", ".join(notes), color=color, dash=dash)
-
-
-def _scores(rows: Sequence[LeaderRow], values: Sequence[Spread], metric: Metric) -> list[Cell]:
-    """Return cells with the best one marked, among selectors that lost no run."""
-    cells = [
-        Cell("–")
-        if value.count == 0
-        else Cell(metric.value(value.mean), metric.spread(value.std) if value.count > 1 else "")
-        for value in values
-    ]
-    return _mark_best(cells, [math.nan if row.lost else v.mean for row, v in zip(rows, values, strict=True)], max)

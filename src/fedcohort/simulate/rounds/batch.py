@@ -11,9 +11,11 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.signals import LossMeasure, Signal, VectorOf
 from fedcohort.core.vectors import OutputLayer, vector_signal
 from fedcohort.simulate.engine import Engine, Jobs, TrainingResult
-from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.simulate.rounds.turn import Turn
+
+Starts = tuple[torch.Tensor, IntArray]
+"""Models (S, P), and the row (J,) of the one that each of J clients trains from."""
 
 
 def zero_nonfinite(params: torch.Tensor) -> tuple[torch.Tensor, BoolArray]:
@@ -25,6 +27,13 @@ def zero_nonfinite(params: torch.Tensor) -> tuple[torch.Tensor, BoolArray]:
         valid = torch.isfinite(params).all(dim=1).cpu().numpy()
         params = torch.where(torch.as_tensor(valid, device=params.device)[:, None], params, 0.0)
     return params, valid
+
+
+def received(starts: Starts, jobs: slice) -> torch.Tensor:
+    """Return the model (P,) that some clients train from, or (m, P) if they have different ones."""
+    models, rows = starts[0], starts[1][jobs]
+    # One model is subtracted from all updates without a copy for each client.
+    return models[rows[0]] if len(rows) and (rows == rows[0]).all() else models[torch.as_tensor(rows).to(models.device)]
 
 
 class Batch:
@@ -45,86 +54,73 @@ class Batch:
         self._prox = prox
         self._output = output
 
-    def measure(
-        self,
-        models: torch.Tensor,
-        rows: Sequence[int],
-        runs: Sequence[Run],
-        clients: Sequence[IntArray],
-        measures: Collection[LossMeasure],
-    ) -> dict[LossMeasure, list[FloatArray]]:
-        """Measure ``models[rows[i]]`` on ``clients[i]`` of ``runs[i]`` for every i, all in one batch."""
-        lengths = [len(part) for part in clients]
-        return self._measure(models, np.repeat(np.asarray(rows, np.int64), lengths), runs, clients, measures)
-
-    def _measure(
-        self,
-        models: torch.Tensor,
-        rows: IntArray,
-        runs: Sequence[Run],
-        clients: Sequence[IntArray],
-        measures: Collection[LossMeasure],
-        pseudo_models: torch.Tensor | None = None,
-    ) -> dict[LossMeasure, list[FloatArray]]:
-        """Measure ``models[rows[q]]`` on the q-th of all clients; ``pseudo_models[q]`` gives the pseudo-labels."""
-        lengths = [len(part) for part in clients]
-        values = self.engine.measure(
-            models,
-            rows,
-            np.repeat([run.context.index for run in runs], lengths),
-            np.concatenate(clients),
-            measures,
-            pseudo_models=pseudo_models,
-        )
-        ends = np.cumsum(lengths)[:-1]
-        return {measure: np.split(column, ends) for measure, column in values.items()}
-
-    def received(self, run: Run, clients: IntArray) -> torch.Tensor:
-        """Return the model (P,) that ``clients`` of a run train from, or (k, P) if each has its own."""
-        model = self.models[run.row]
-        if not run.aggregator.own_models:
-            return model
-        found = isolate_failure(run, run.aggregator_label, run.starts, clients, model)
-        return model.expand(len(clients), -1) if found is None else found
-
-    def _received(self, runs: Sequence[Run], clients: Sequence[IntArray]) -> tuple[torch.Tensor, IntArray]:
-        """Return models, and which of them (Q,) each client of ``clients[i]`` of ``runs[i]`` trains from."""
+    def starts(self, runs: Sequence[Run], clients: Sequence[IntArray]) -> Starts:
+        """Return the models that ``clients[i]`` of ``runs[i]`` train from."""
         rows = [np.full(len(part), run.row) for run, part in zip(runs, clients, strict=True)]
         # Clients' own models become further rows, so all runs stay one batch.
         models = [self.models]
         end = len(self.models)
         for i, (run, part) in enumerate(zip(runs, clients, strict=True)):
-            if run.aggregator.own_models:
-                models.append(self.received(run, part))
+            if run.aggregator.own_models and (own := run.starts(part, self.models[run.row])) is not None:
+                models.append(own)
                 rows[i] = np.arange(end, end + len(part))
                 end += len(part)
         return self.models if len(models) == 1 else torch.cat(models), np.concatenate(rows)
 
-    def train(
-        self, runs: Sequence[Run], clients: Sequence[IntArray], seeds: IntArray, steps: IntArray | None
-    ) -> TrainingResult:
-        """Train ``clients[i]`` from the model of ``runs[i]``, all in one batch."""
+    def measure(
+        self,
+        starts: Starts,
+        runs: Sequence[Run],
+        clients: Sequence[IntArray],
+        measures: Collection[LossMeasure],
+        pseudo_models: torch.Tensor | None = None,
+    ) -> dict[LossMeasure, list[FloatArray]]:
+        """Measure models on the data of ``clients[i]`` of ``runs[i]``; ``pseudo_models`` (J, P) give pseudo-labels."""
         lengths = [len(part) for part in clients]
-        models, rows = self._received(runs, clients)
+        federations = np.repeat([run.context.index for run in runs], lengths)
+        values = self.engine.measure(
+            *starts, federations, np.concatenate(clients), measures, pseudo_models=pseudo_models
+        )
+        return {measure: np.split(column, np.cumsum(lengths)[:-1]) for measure, column in values.items()}
+
+    def train(
+        self,
+        runs: Sequence[Run],
+        clients: Sequence[IntArray],
+        seeds: IntArray,
+        steps: IntArray | None,
+        starts: Starts | None = None,
+        rounds: IntArray | None = None,
+    ) -> TrainingResult:
+        """Train ``clients[i]`` from the model of ``runs[i]``, all in one batch.
+
+        Parameters
+        ----------
+        seeds : (J,) int array
+        steps : (J,) int array or None
+            Local steps; None means the usual ones.
+        starts : optional
+            Default: those of :meth:`starts`.
+        rounds : (J,) int array, optional
+            The rounds in which the clients began. Default: the runs' current rounds.
+        """
+        lengths = [len(part) for part in clients]
+        models, rows = self.starts(runs, clients) if starts is None else starts
         jobs = Jobs(
             run=rows,
             federation=np.repeat([run.context.index for run in runs], lengths),
             client=np.concatenate(clients),
-            round=np.repeat([run.round for run in runs], lengths),
+            round=np.repeat([run.round for run in runs], lengths) if rounds is None else rounds,
             seed=seeds,
             steps=steps,
         )
         correction = None
         if any(run.aggregator.corrects for run in runs):  # then all do: runs of a group agree in this
-            parts = []
-            for run, part in zip(runs, clients, strict=True):
-                old = self.models[run.row]
-                found = isolate_failure(run, run.aggregator_label, run.corrections, part, old)
-                parts.append(old.new_zeros(len(part), len(old)) if found is None else found)
-            correction = torch.cat(parts)
+            pairs = zip(runs, clients, strict=True)
+            correction = torch.cat([run.corrections(part, self.models[run.row]) for run, part in pairs])
         return self.engine.train(models, jobs, prox=self._prox, correction=correction)
 
-    def signals(self, turns: Sequence[Turn], params: torch.Tensor) -> dict[int, torch.Tensor]:
+    def signals(self, turns: Sequence[Turn], params: torch.Tensor, starts: Starts) -> dict[int, torch.Tensor]:
         """Compute the signals that the runs' selectors declared, and put them into the turns.
 
         Parameters
@@ -137,50 +133,42 @@ class Batch:
         dict
             Full-batch gradients (m, P) of the runs that need them, by the run's row.
         """
+        models, rows = starts
         for turn in turns:
             if Signal.DURATION in turn.run.needed:
                 turn.signals[Signal.DURATION] = turn.seconds
-        self._before(turns)
-        self._after(turns, params)
-        moved = [turn for turn in turns if turn.run.updates]
-        updates = [
-            (params[turn.jobs] - self.received(turn.run, turn.clients))[:, : self.engine.n_trainable] for turn in moved
-        ]
-        self._add_vectors(moved, updates, [turn.run.updates for turn in moved])
-        wanting = [turn for turn in turns if turn.run.wants_gradients]
-        gradients = self._gradients(wanting) if wanting else ()
-        self._add_vectors(wanting, gradients, [turn.run.gradients for turn in wanting])
-        return {turn.run.row: part for turn, part in zip(wanting, gradients, strict=True)}
-
-    def _gradients(self, turns: Sequence[Turn]) -> Sequence[torch.Tensor]:
-        """Compute full-batch gradients (m, P) of each turn's clients at the models they received."""
-        clients = [turn.clients for turn in turns]
-        lengths = [len(part) for part in clients]
-        models, rows = self._received([turn.run for turn in turns], clients)
-        indices = np.repeat([turn.run.context.index for turn in turns], lengths)
-        return torch.split(self.engine.client_gradients(models, rows, indices, np.concatenate(clients)), lengths)
-
-    def _before(self, turns: Sequence[Turn]) -> None:
-        """Add losses of the received models; runs with the same measures are one batch."""
-        for measures, alike in _alike(turns, [turn.run.before for turn in turns]).items():
+        for measures, alike, jobs in _alike(turns, [turn.run.before for turn in turns]):
             runs, clients = [turn.run for turn in alike], [turn.clients for turn in alike]
-            values = self._measure(*self._received(runs, clients), runs, clients, measures)
+            values = self.measure((models, rows[jobs]), runs, clients, measures)
             for at, turn in enumerate(alike):
                 turn.signals.update({s: values[measure][at] for s, measure in turn.run.before.items()})
-
-    def _after(self, turns: Sequence[Turn], params: torch.Tensor) -> None:
-        """Add losses of the clients' own models; the received models give the pseudo-labels."""
-        for measures, alike in _alike(turns, [turn.run.after for turn in turns]).items():
+        for measures, alike, jobs in _alike(turns, [turn.run.after for turn in turns]):
             runs, clients = [turn.run for turn in alike], [turn.clients for turn in alike]
-            jobs = np.concatenate([np.arange(turn.jobs.start, turn.jobs.stop) for turn in alike])
-            received = None
-            if any(measure.loss != "label" for measure in measures):
-                models, rows = self._received(runs, clients)
-                received = models[torch.as_tensor(rows, device=models.device)]
-            models_after = params[torch.as_tensor(jobs, device=params.device)]
-            values = self._measure(models_after, np.arange(len(jobs)), runs, clients, measures, received)
+            teachers = None
+            if any(measure.loss != "label" for measure in measures):  # the received models give the pseudo-labels
+                teachers = models[torch.as_tensor(rows[jobs], device=models.device)]
+            own = params[torch.as_tensor(jobs, device=params.device)]
+            values = self.measure((own, np.arange(len(jobs))), runs, clients, measures, teachers)
             for at, turn in enumerate(alike):
                 turn.signals.update({s: values[measure][at] for s, measure in turn.run.after.items()})
+        moved = [turn for turn in turns if turn.run.updates]
+        updates = [(params[t.jobs] - received(starts, t.jobs))[:, : self.engine.n_trainable] for t in moved]
+        self._add_vectors(moved, updates, [turn.run.updates for turn in moved])
+        wanting = [turn for turn in turns if turn.run.wants_gradients]
+        if not wanting:
+            return {}
+        lengths = [len(turn.clients) for turn in wanting]
+        gradients = torch.split(
+            self.engine.client_gradients(
+                models,
+                np.concatenate([rows[turn.jobs] for turn in wanting]),
+                np.repeat([turn.run.context.index for turn in wanting], lengths),
+                np.concatenate([turn.clients for turn in wanting]),
+            ),
+            lengths,
+        )
+        self._add_vectors(wanting, gradients, [turn.run.gradients for turn in wanting])
+        return {turn.run.row: part for turn, part in zip(wanting, gradients, strict=True)}
 
     def _add_vectors(
         self, turns: Sequence[Turn], vectors: Sequence[torch.Tensor], wanted: Sequence[Mapping[Signal, VectorOf]]
@@ -203,10 +191,13 @@ class Batch:
 
 def _alike(
     turns: Sequence[Turn], wanted: Sequence[Mapping[Signal, LossMeasure]]
-) -> dict[frozenset[LossMeasure], list[Turn]]:
-    """Group the turns that want equal sets of measures, leaving out empty ones."""
+) -> list[tuple[frozenset[LossMeasure], list[Turn], IntArray]]:
+    """Group the turns that want equal sets of measures, so that each group is one batch; with the rows of its jobs."""
     found: dict[frozenset[LossMeasure], list[Turn]] = {}
     for turn, measures in zip(turns, wanted, strict=True):
         if measures:
             found.setdefault(frozenset(measures.values()), []).append(turn)
-    return found
+    return [
+        (measures, alike, np.concatenate([np.arange(turn.jobs.start, turn.jobs.stop) for turn in alike]))
+        for measures, alike in found.items()
+    ]

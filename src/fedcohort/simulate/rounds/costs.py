@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.signals import BACKWARD, FORWARD, GRADIENT_PASS, Pass, Signal
 from fedcohort.simulate.label_sharing import LabelKnowledge
 
@@ -50,6 +50,11 @@ class RoundCost:
     query_bytes_up: int = 0
     query_client_seconds: float = 0.0
     asked: int = 0  # questions to clients before the cohort was chosen, one for each client and model
+
+    def add(self, other: RoundCost) -> None:
+        """Add other costs of the same round."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +99,7 @@ class CostModel:
 
     def loss_work(self, clients: IntArray, signals: Iterable[Signal]) -> FloatArray:
         """Return the work (k,) of answering a Losses query, relative to the usual local training."""
-        return self._work(clients, passes_of(signals))
+        return self._work(clients, _passes_of(signals))
 
     def round_work(
         self, clients: IntArray, work: FloatArray | None, signals: Iterable[Signal], gradients: bool
@@ -111,7 +116,7 @@ class CostModel:
         gradients : bool
             Whether the aggregator wants full-batch gradients.
         """
-        passes = passes_of(signals) | ({GRADIENT_PASS} if gradients else frozenset())
+        passes = _passes_of(signals) | ({GRADIENT_PASS} if gradients else frozenset())
         training = 1.0 if work is None else work
         return training + self._work(clients, passes) if passes else training
 
@@ -213,15 +218,6 @@ class CostModel:
         cost.query_client_seconds += float(durations.sum())
 
 
-def passes_of(signals: Iterable[Signal]) -> frozenset[Pass]:
+def _passes_of(signals: Iterable[Signal]) -> frozenset[Pass]:
     """Return what a client computes for several signals together."""
     return frozenset[Pass]().union(*(signal.passes for signal in signals))
-
-
-def holders(cohort: IntArray, asked: BoolArray | IntArray | None) -> int:
-    """Return how many clients of the cohort were asked before, given as a mask or indices, and so hold the model."""
-    if asked is None or not len(cohort):
-        return 0
-    if asked.dtype == np.bool_:
-        return int(asked[cohort].sum())
-    return int(np.isin(cohort, asked).sum())

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _FAMILIAR = frozenset({"fedcohort", "numpy", "scipy", "sklearn", "torch", "pyarrow"})
-INFRASTRUCTURE_ERRORS = (JournalError, ResultsError, DeviceError, MemoryError, torch.cuda.OutOfMemoryError)
+_INFRASTRUCTURE = (JournalError, ResultsError, DeviceError, MemoryError, torch.cuda.OutOfMemoryError)
 
 
 def isolate_failure(run: Run, part: str, work: Callable[..., T], *arguments: Any) -> T | None:
@@ -50,22 +51,23 @@ def isolate_failure(run: Run, part: str, work: Callable[..., T], *arguments: Any
     return None
 
 
-def _is_foreign(error: BaseException) -> bool:
-    """Whether an error passed through code that is neither ours nor part of a library we use."""
-    frames = traceback.walk_tb(error.__traceback__)
-    modules = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames}
-    return bool(modules - _FAMILIAR - sys.stdlib_module_names)
-
-
-def fail_selector(run: Run, error: SelectorError) -> None:
-    """End a run because its selector raised an error, or returned something that the session refused."""
-    fail(run, run.selector_label, error.__cause__ or error)
+@contextmanager
+def selector_errors(run: Run) -> Iterator[None]:
+    """End a run if its selector raises an error, or returns something that the session refuses."""
+    try:
+        yield
+    except SelectorError as error:
+        fail(run, f"the selector {run.plan.selector.name!r}", error.__cause__ or error)
 
 
 def fail(run: Run, part: str, error: BaseException) -> None:
     """End a run because one of its parts raised; an error of the disk or the machine is raised again."""
-    if isinstance(error, INFRASTRUCTURE_ERRORS) and not (isinstance(error, MemoryError) and _is_foreign(error)):
-        raise error
+    if isinstance(error, _INFRASTRUCTURE):
+        # Own code may run out of memory by a mistake of its own: then one frame is neither ours nor a library's.
+        frames = traceback.walk_tb(error.__traceback__)
+        modules = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames}
+        if not isinstance(error, MemoryError) or modules <= _FAMILIAR | sys.stdlib_module_names:
+            raise error
     text = error.message if isinstance(error, FedcohortError) else error_text(error)
     run.end("failed", f"{part} raised an error in round {run.round}: {text.rstrip('.')}{error_place(error)}")
     # The reason names the line; the results and the end of every command say it once for all runs that share it.

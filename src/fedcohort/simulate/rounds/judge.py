@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.scenario import Federation, Groups
 from fedcohort.scenario.shift import PLAIN, RELABEL, meant, seen
 from fedcohort.simulate.data import Dataset
-from fedcohort.simulate.engine import ClientData, HeldOut
+from fedcohort.simulate.engine import ClientData, Engine, HeldOut
 from fedcohort.simulate.metrics import worst_tenth
 
 MAX_GROUPS = 50  # with more clients than this, single clients are not shown as groups
@@ -36,12 +37,15 @@ class Fairness(NamedTuple):
     worst_recall: float  # lowest accuracy of any class
 
 
-class ModelScore(NamedTuple):
-    """The result of a global model on the test set."""
+_UNKNOWN = Fairness(np.zeros(0), *[float("nan")] * 4)
 
-    loss: float
-    metric: float  # of the task; accuracy for a classifier
-    fairness: Fairness | None  # of a classifier's groups and clients
+
+class ModelScore(NamedTuple):
+    """The result of a global model on the test set; NaN is unknown."""
+
+    loss: float = float("nan")
+    metric: float = float("nan")  # of the task; accuracy for a classifier
+    fairness: Fairness = _UNKNOWN  # of a classifier's groups and clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +89,28 @@ class Judge:
         )
         has = true > 0
         return float(np.mean(2 * right[has] / (true + given)[has])), float(np.min(right[has] / true[has]))
+
+
+def score_models(engine: Engine, models: torch.Tensor, judges: Sequence[Judge | None]) -> list[ModelScore]:
+    """Test ``models`` (m, P), each as its judge says; those with the same test sets are one batch."""
+    alike: dict[tuple[HeldOut, ...], list[int]] = {}
+    for i, judge in enumerate(judges):
+        alike.setdefault(() if judge is None else judge.tests, []).append(i)
+    scores = [ModelScore()] * len(judges)
+    for tests, places in alike.items():
+        rows = models[torch.as_tensor(places, device=models.device)]
+        if not tests:
+            losses, metrics = engine.evaluate(rows)
+            for i, loss, metric in zip(places, np.asarray(losses).tolist(), np.asarray(metrics).tolist(), strict=True):
+                scores[i] = ModelScore(loss, metric)
+            continue
+        results = [engine.evaluate_cells(rows, test) for test in tests]
+        for at, i in enumerate(places):
+            judge = judges[i]
+            assert judge is not None
+            found = [(float(loss[at]), right[at], answers[at]) for loss, right, answers in results]
+            scores[i] = judge.score(*zip(*found, strict=True))
+    return scores
 
 
 class Views:

@@ -26,12 +26,11 @@ from fedcohort.simulate.engine.store import sample_shape
 from fedcohort.simulate.memory_check import check_memory
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.own_code import OwnCodeError
-from fedcohort.simulate.rounds.asynchronous import AsynchronousGroup, check_asynchronous
+from fedcohort.simulate.rounds.asynchronous import AsynchronousGroup
+from fedcohort.simulate.rounds.checks import check_fits, check_plan
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.process_count import choose_process_count, training_operations
-from fedcohort.simulate.rounds.run import check_fits, check_plan
 from fedcohort.simulate.store.parts import ResultsError
-from fedcohort.simulate.tasks import Task
 
 _SUITS = {"class": "classification", "number": "regression", "token": "next-token prediction"}
 
@@ -142,47 +141,29 @@ def prepare(
             datasets[data_key] = load_data(plan)
         dataset = datasets[data_key]
         if (data_key, plan.model.name) not in built:
-            _check_task(plan, dataset)
             built[data_key, plan.model.name] = _check_model(plan, dataset)
         check_fits(plan)
         name = names[identity]
         if name not in federations:
-            federations[name] = _federation(plan, dataset)
+            classes = dataset.classes if plan.task.has_classes else 1
+            federations[name] = plan.scenario.build(
+                dataset.labels, classes, plan.seed, dataset.writers, dataset.writer_names
+            )
         federation = federations[name]
-        _check_run(plan, dataset, federation)
-        trained = (plan.options.size or len(federation)) * _samples(plan, federation)
+        if plan.local.augment:
+            crop_table(sample_shape(dataset.x_train))  # refuses samples that are not images
+        check_plan(plan, federation)
+        # How many samples the largest client uses in a round, with repetitions; their numbers alone must fit.
+        largest = int(federation.train_sizes.max(initial=0))
+        samples = plan.local.steps_for(largest, largest) * min(plan.local.batch_size, largest)
+        check_memory(f"One client's local training in run {plan.id!r} of {samples:,} samples", 8 * samples)
+        trained = (plan.options.size or len(federation)) * samples
         work = max(work, training_operations(built[data_key, plan.model.name], trained))
         data_keys.append(data_key)
     keys = tuple(names[identity] for identity in identities)
     process_count = choose_process_count(experiment, device or experiment.options.device, processes, work)
     groups = _groups(experiment, process_count, started_groups or {})
     return PreparedExperiment(experiment, datasets, federations, tuple(data_keys), keys, groups, process_count)
-
-
-def _check_run(plan: RunPlan, dataset: Dataset, federation: Federation) -> None:
-    if plan.local.augment:
-        crop_table(sample_shape(dataset.x_train))  # refuses samples that are not images
-    check_plan(plan, federation)
-    if plan.options.mode == "async":
-        check_asynchronous(plan)
-    _check_room(plan, federation)
-
-
-def _federation(plan: RunPlan, dataset: Dataset) -> Federation:
-    classes = dataset.classes if plan.task.has_classes else 1
-    return plan.scenario.build(dataset.labels, classes, plan.seed, dataset.writers, dataset.writer_names)
-
-
-def _check_room(plan: RunPlan, federation: Federation) -> None:
-    """Refuse local training if the numbers of its samples alone would not fit into memory."""
-    samples = _samples(plan, federation)
-    check_memory(f"One client's local training in run {plan.id!r} of {samples:,} samples", 8 * samples)
-
-
-def _samples(plan: RunPlan, federation: Federation) -> int:
-    """Return how many samples the largest client uses in a round, with repetitions."""
-    largest = int(federation.train_sizes.max(initial=0))
-    return plan.local.steps_for(largest, largest) * min(plan.local.batch_size, largest)
 
 
 def load_data(plan: RunPlan) -> Dataset:
@@ -255,32 +236,32 @@ def _split(
 
 
 def _check_model(plan: RunPlan, dataset: Dataset) -> list[torch.Size]:
-    """Build the model, try the user's own loss and metric, and return the shapes of the model's parameters.
+    """Build the model, try the task's loss and metric on it, and return the shapes of the model's parameters.
 
     So mistakes are found before the first round.
     """
     task = plan.task
+    if dataset.target != task.target:
+        raise InputError(
+            f"The task {task.name!r} predicts {task.predicts}; the dataset {dataset.name!r} is for "
+            f"{_SUITS[dataset.target]}.",
+            hint="choose another task.name, or say what is predicted: data.target, or target= of from_arrays",
+        )
     shapes = [value.shape for value in _model(plan, dataset).parameters()]
     targets = torch.as_tensor(dataset.y_test[:2])
     outputs = torch.zeros(len(targets), *_output(dataset))
     try:
         task.measure(outputs, targets, task.losses(outputs, targets))
-    except OwnCodeError as error:
-        if error.__cause__ is None:  # they returned something that cannot be used
-            raise
-        raise _misfit(task, outputs, targets, error.__cause__) from error.__cause__
     except Exception as error:
-        if not is_reference(task.name):
-            raise  # neither the user's own function nor a loss of torch raised it
-        raise _misfit(task, outputs, targets, error) from error
+        # Without a cause, they returned something that cannot be used; the error says what.
+        cause = error.__cause__ if isinstance(error, OwnCodeError) else error if is_reference(task.name) else None
+        if cause is None:
+            raise
+        raise InputError(
+            f"The loss {task.loss!r} and the metric {task.metric!r} cannot be computed from outputs of shape "
+            f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: {error_text(cause)}."
+        ) from cause
     return shapes
-
-
-def _misfit(task: Task, outputs: torch.Tensor, targets: torch.Tensor, error: BaseException) -> InputError:
-    return InputError(
-        f"The loss {task.loss!r} and the metric {task.metric!r} cannot be computed from outputs of shape "
-        f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: {error_text(error)}."
-    )
 
 
 def _output(dataset: Dataset) -> tuple[int, ...]:
@@ -297,13 +278,3 @@ def _model(plan: RunPlan, dataset: Dataset) -> nn.Module:
         integers=dataset.x_train.dtype.kind == "i",
         output=None if dataset.target == "class" else _output(dataset),
     )
-
-
-def _check_task(plan: RunPlan, dataset: Dataset) -> None:
-    """Refuse data that do not fit the task."""
-    if dataset.target != plan.task.target:
-        raise InputError(
-            f"The task {plan.task.name!r} predicts {plan.task.predicts}; the dataset {dataset.name!r} is for "
-            f"{_SUITS[dataset.target]}.",
-            hint="choose another task.name, or say what is predicted: data.target, or target= of from_arrays",
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -12,10 +11,9 @@ from fedcohort.core import rng
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.protocol import Answer, Losses, Trial
 from fedcohort.core.signals import Signal, losses_of
-from fedcohort.simulate.rounds.batch import Batch
-from fedcohort.simulate.rounds.isolate_failure import isolate_failure
+from fedcohort.simulate.rounds.batch import Batch, Starts
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.simulate.rounds.turn import Turn, members
+from fedcohort.simulate.rounds.turn import Turn
 
 _TRIED = losses_of([Trial.measured], "received")
 
@@ -40,7 +38,7 @@ def _answer_losses(batch: Batch, signals: frozenset[Signal], asking: Sequence[tu
     measures = losses_of(signals, "received")
     reachable = [turn.reachable(query.clients) for turn, query in asking]
     runs = [turn.run for turn, _ in asking]
-    found = batch.measure(batch.models, [run.row for run in runs], runs, reachable, frozenset(measures.values()))
+    found = batch.measure(_global(batch, runs, reachable), runs, reachable, frozenset(measures.values()))
     for i, (turn, query) in enumerate(asking):
         place = np.isin(query.clients, reachable[i])
         values = {}
@@ -57,7 +55,7 @@ def _answer_trials(batch: Batch, asking: Sequence[tuple[Turn, Trial]]) -> None:
     (measure,) = _TRIED.values()
     everyone = [turn.reachable(None) for turn, _ in asking]
     runs = [turn.run for turn, _ in asking]
-    before = batch.measure(batch.models, [run.row for run in runs], runs, everyone, [measure])[measure]
+    before = batch.measure(_global(batch, runs, everyone), runs, everyone, [measure])[measure]
     parts: list[tuple[int, IntArray]] = []  # (turn, trial cohort)
     seeds = []
     for i, (turn, query) in enumerate(asking):
@@ -67,7 +65,9 @@ def _answer_trials(batch: Batch, asking: Sequence[tuple[Turn, Trial]]) -> None:
             seeds.append(int(rng.stream(turn.run.plan.seed, "trial", turn.run.round, number).integers(1 << 62)))
     owners = [runs[i] for i, _ in parts]
     averages = _tried_models(batch, owners, [clients for _, clients in parts], seeds)
-    after = batch.measure(averages, range(len(parts)), owners, [everyone[i] for i, _ in parts], [measure])[measure]
+    listeners = [everyone[i] for i, _ in parts]
+    which = np.repeat(np.arange(len(parts)), [len(clients) for clients in listeners])
+    after = batch.measure((averages, which), owners, listeners, [measure])[measure]
     for i, (turn, query) in enumerate(asking):
         cohorts = [clients for owner, clients in parts if owner == i]
         changes = [losses - before[i] for (owner, _), losses in zip(parts, after, strict=True) if owner == i]
@@ -94,8 +94,12 @@ def _tried_models(
         if start == stop:
             averages.append(old)
             continue
-        described = members(run, clients, trained.steps[start:stop], None, {})
-        tried = partial(run.combine, old, trained.params[start:stop], described, trial=True)
-        combined = isolate_failure(run, run.aggregator_label, tried)
+        described = run.members(clients, trained.steps[start:stop])
+        combined = run.combine(old, trained.params[start:stop], described, trial=True)
         averages.append(old if combined is None else combined.model)
     return torch.stack(averages)
+
+
+def _global(batch: Batch, runs: Sequence[Run], clients: Sequence[IntArray]) -> Starts:
+    """Return the global models, and each client's row of them."""
+    return batch.models, np.repeat([run.row for run in runs], [len(part) for part in clients])

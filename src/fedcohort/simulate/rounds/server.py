@@ -7,7 +7,7 @@ model. A round needs only a few dozen of them, so compiled code would not pay.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ import torch
 
 from fedcohort.core import rng
 from fedcohort.core.archives import DAMAGE
-from fedcohort.core.arrays import AnyArray, IntArray
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.engine.flat import FlatModel
@@ -27,6 +27,45 @@ if TYPE_CHECKING:
     from fedcohort.simulate.data import Dataset
 
 _STREAM = "server"
+
+
+class Validation:
+    """The server's validation set, V labelled samples of the training set that no client holds."""
+
+    def __init__(self, engine: Engine, positions: AnyArray, labels: AnyArray) -> None:
+        self._engine = engine
+        self._positions = positions.astype(np.int64)
+        self.labels = torch.as_tensor(np.asarray(labels, np.int64)[self._positions], device=engine.device)
+
+    def logits(self, models: torch.Tensor) -> torch.Tensor:
+        """(m, V, C) outputs of models (m, P)."""
+        return self._engine.logits(models, self._positions)
+
+    def losses(self, models: torch.Tensor) -> FloatArray:
+        """(m,) mean cross-entropies of models (m, P)."""
+        logits, labels = self.logits(models).double(), self.labels.repeat(len(models))
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels, reduction="none")
+        return np.asarray(losses.view(len(models), -1).mean(dim=1).cpu().numpy())
+
+
+def coalition_utilities(
+    validation: Validation, sizes: FloatArray, old: torch.Tensor, models: torch.Tensor
+) -> Callable[[BoolArray], FloatArray]:
+    """Return the function from coalitions (s, m) of ``models`` (m, P) to their utilities (s,).
+
+    The utility is minus the server's loss of the members' average, weighted by size. The empty coalition has the old
+    global model.
+    """
+    sizes = sizes if sizes.sum() > 0 else np.ones(len(sizes))
+
+    def utility(coalitions: BoolArray) -> FloatArray:
+        weights = coalitions * np.maximum(sizes, np.finfo(np.float64).tiny)
+        total = weights.sum(axis=1, keepdims=True)
+        shares = torch.as_tensor(weights / np.where(total > 0, total, 1.0)).to(models)
+        averages = shares @ models + torch.as_tensor(total[:, 0] == 0).to(models)[:, None] * old
+        return -validation.losses(averages)
+
+    return utility
 
 
 class ServerSamples(Server):

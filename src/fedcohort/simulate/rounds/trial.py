@@ -15,8 +15,9 @@ from fedcohort.core.protocol import SELECTORS
 from fedcohort.core.registry import is_reference
 from fedcohort.core.text import error_place
 from fedcohort.session.session import Session
+from fedcohort.simulate.rounds.checks import adapt_selector
 from fedcohort.simulate.rounds.prepare import PreparedExperiment
-from fedcohort.simulate.rounds.run import FederationContext, adapt_selector
+from fedcohort.simulate.rounds.run import FederationContext
 from fedcohort.testing import ScriptedHost
 
 _ROUNDS = 3  # the third chooses with what two updates have learned
@@ -39,7 +40,7 @@ def try_selectors(prepared: PreparedExperiment, known: Collection[str] = ()) -> 
             continue
         tried.add(what)
         federation = prepared.federations[key]
-        table = FederationContext.of(federation, 0, plan.task.has_classes).table(plan.labels, plan.seed)
+        table = FederationContext(federation, has_classes=plan.task.has_classes).table(plan.labels, plan.seed)
         host = ScriptedHost(len(federation), classes=prepared.datasets[data].outputs)
         asynchronous = plan.options.mode == "async"
         try:

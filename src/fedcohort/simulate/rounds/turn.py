@@ -1,21 +1,17 @@
-"""What is known of one run's turn in a round, filled in as the round goes on."""
+"""What is known of one run's turn, from the question to the next global model, filled in as it goes on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Query
 from fedcohort.core.signals import Signal
-from fedcohort.hosts.round import Round, late_discount
+from fedcohort.hosts.round import Round
 from fedcohort.simulate.rounds.costs import RoundCost
-from fedcohort.simulate.rounds.judge import ModelScore
-from fedcohort.simulate.rounds.late import LateUpdate, columns
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.training.aggregators import Members
 
 
 class Stopwatch:
@@ -38,14 +34,14 @@ class Turn:
     round: Round
     cohort: Cohort
 
-    def __init__(self, run: Run, available: BoolArray | None = None, query: Query | None = None) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
         self.selecting = Stopwatch()  # what the selector's question, choice and learning take, with their record
-        self.available = available  # (N,); None means everybody
-        self.query = query
+        self.available: BoolArray | None = None  # (N,); None means everybody
+        self.query: Query | None = None
         self.answer: Answer | None = None
         self.holders: IntArray | None = None  # clients that received the current model with the query
-        self.cost = RoundCost()  # grows until the round ends
+        self.cost = RoundCost()  # grows until the turn ends
         self.arrived: IntArray = np.empty(0, np.int64)  # (m,) places in the cohort
         self.clients: IntArray = np.empty(0, np.int64)  # (m,)
         self.seconds: FloatArray = np.empty(0)  # (m,) how long the clients worked
@@ -55,7 +51,6 @@ class Turn:
         self.weights: FloatArray = np.empty(0)  # (m,) in the average
         self.signals: dict[Signal, FloatArray] = {}  # (m,) or (m, V) each
         self.stop: str | None = None  # why the selector or the early-stop rule ends the run
-        self.score: ModelScore | None = None  # of the new global model, if a test was due
 
     def reachable(self, clients: IntArray | None) -> IntArray:
         """Return which of ``clients`` are available; None means all clients."""
@@ -81,69 +76,3 @@ class Turn:
         weights = np.where(np.isnan(values), 0.0, self.run.context.share[self.clients])
         total = weights.sum()
         return float(np.nansum(weights * values) / total) if total > 0 else float("nan")
-
-    def members(self, steps: IntArray, late: Sequence[LateUpdate] = ()) -> Members:
-        """Describe the kept models to the aggregator, followed by ``late`` models of earlier rounds.
-
-        Parameters
-        ----------
-        steps : (m,) int array
-            Local steps of each client.
-        """
-        run, kept = self.run, self.kept
-        weights = None if self.cohort.weights is None else self.cohort.weights[self.arrived[kept]]
-        metrics = {signal: self.signals[signal][kept] for signal in run.aggregator.requires}
-        if not late:
-            return members(run, self.clients[kept], steps[kept], weights, metrics)
-        clients, late_steps, times, staleness = columns(late, run.round)
-        fresh = np.ones(int(kept.sum()))
-        if not run.aggregator.discounts_staleness:
-            times = times * late_discount(staleness)
-        return members(
-            run,
-            np.concatenate([self.clients[kept], clients]),
-            np.concatenate([steps[kept], late_steps]),
-            np.concatenate([fresh if weights is None else weights, times]),
-            metrics,
-            np.concatenate([0.0 * fresh, staleness]),
-        )
-
-
-def members(
-    run: Run,
-    clients: IntArray,
-    steps: IntArray,
-    multiplicity: FloatArray | None,
-    metrics: Mapping[Signal, FloatArray],
-    staleness: FloatArray | None = None,
-) -> Members:
-    """Describe models to a run's aggregator.
-
-    Parameters
-    ----------
-    clients : (j,) int array
-    steps : (j,) int array
-        Local steps of each client.
-    multiplicity : (j,) float array or None
-        How often each model counts; None means once.
-    metrics : mapping of Signal to (j,) array
-        The signals that the aggregator requires.
-    staleness : (j,) float array or None
-        How many new global models there were while each client trained; None means none.
-    """
-    if staleness is None:
-        staleness = np.zeros(len(clients))
-    begun = run.round - staleness.astype(np.int64)
-    return Members(
-        clients=clients,
-        share=run.context.share[clients],
-        steps=steps.astype(np.float64),
-        federation=len(run.federation),
-        multiplicity=np.ones(len(clients)) if multiplicity is None else multiplicity,
-        momentum=run.plan.local.momentum,
-        rates=run.rate_sums(steps, clients, begun),
-        metrics=metrics,
-        round=run.round,
-        staleness=staleness,
-        decay=run.plan.local.lr_at(run.round) / run.rates_at(begun),
-    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,6 +52,26 @@ def rounds_schema() -> pa.Schema:
     columns += [("longest_absence", pa.int32()), ("asked", pa.int64())]
     columns += [(name, pa.float32()) for name in ("macro_f1", "worst_recall")]
     return pa.schema(columns)
+
+
+def to_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return a run's rounds, each with a value for every column and None for null, as a table."""
+    pa, schema = arrow(), rounds_schema()
+    if not rows:
+        return schema.empty_table()
+    columns = []
+    for field in schema:
+        values = [row[field.name] for row in rows]
+        if field.name == "run":
+            # Each run's name once, and a number in every row.
+            columns.append(pa.array(values, pa.string()).dictionary_encode().cast(field.type))
+        elif pa.types.is_list(field.type):
+            offsets = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int32)
+            items = pa.array(np.concatenate(values), field.type.value_type)
+            columns.append(pa.ListArray.from_arrays(pa.array(offsets), items))
+        else:
+            columns.append(pa.array(values, field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def part_files(folder: Path) -> dict[int, Path]:
@@ -118,7 +138,7 @@ def read_part(path: Path) -> pa.Table:
 
 def read_parts(parts: Mapping[int, Path], read: Callable[[Path], pa.Table] = read_part) -> pa.Table:
     """Read the parts in order. After an interrupted compaction, part 0 already holds some of the others."""
-    pa = arrow()
+    pa, schema = arrow(), rounds_schema()
     tables, covered = [], 0
     for part, path in parts.items():
         if 0 < part < covered:
@@ -126,14 +146,8 @@ def read_parts(parts: Mapping[int, Path], read: Callable[[Path], pa.Table] = rea
         table = read(path)
         if part == 0:
             covered = _parts_covered(table)
-        tables.append(_of_today(table).replace_schema_metadata(None))
+        for column in schema:  # what was not measured when the part was written is null
+            if column.name not in table.column_names:
+                table = table.append_column(column, pa.nulls(len(table), column.type))
+        tables.append(table.select(schema.names).replace_schema_metadata(None))
     return pa.concat_tables(tables)
-
-
-def _of_today(table: pa.Table) -> pa.Table:
-    """Return a table with the columns of today; what was not measured when it was written is null."""
-    pa, schema = arrow(), rounds_schema()
-    for column in schema:
-        if column.name not in table.column_names:
-            table = table.append_column(column, pa.nulls(len(table), column.type))
-    return table.select(schema.names)

@@ -21,12 +21,12 @@ import logging
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 FORMAT_VERSION = 2  # fedcohort 0.2 wrote version 1
 FOLDERS = ("rounds", "journal", "checkpoint")
 LIVE = "live.sqlite"
@@ -145,27 +146,6 @@ def _clients_schema() -> pa.Schema:
     )
 
 
-def _with_live(table: pa.Table, rows: Sequence[str]) -> pa.Table:
-    """Return a table with the rounds since the last checkpoint added, unless they cannot be read."""
-    pa, schema = arrow(), rounds_schema()
-    try:
-        values = [json.loads(row) for row in rows]
-        return pa.concat_tables([table, pa.Table.from_pylist(values, schema)]) if values else table
-    except (pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        log.warning("the rounds since the last checkpoint cannot be read: %s", error)
-        return table
-
-
-@contextmanager
-def _archive_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise ResultsError(f"{path} is missing: it has not been written yet, or it was removed.") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ResultsError(f"{path} is damaged: {error}.") from error
-
-
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
@@ -191,10 +171,17 @@ class Results:
         """The measurements: one row per run and round so far."""
         # The live rounds come first, because a checkpoint moves them into the parts.
         live = [row for path in live_files(self.path) for row in read_live(path)]
-        for _ in range(2):  # a compaction may remove a part between listing and reading
-            with suppress(FileNotFoundError):
-                return _with_live(self._read_parts(), live)
-        return _with_live(self._read_parts(), live)
+        try:
+            table = self._read_parts()
+        except FileNotFoundError:  # a compaction has removed a part between listing and reading
+            table = self._read_parts()
+        pa, schema = arrow(), rounds_schema()
+        try:
+            values = [json.loads(row) for row in live]
+            return pa.concat_tables([table, pa.Table.from_pylist(values, schema)]) if values else table
+        except (pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            log.warning("the rounds since the last checkpoint cannot be read: %s", error)
+            return table
 
     def _read_parts(self) -> pa.Table:
         """Read the parts that are new or have changed since they were last read; reuse the others."""
@@ -269,7 +256,13 @@ class Results:
         place = np.repeat(np.arange(len(complete)), lengths)
         reply_of = np.empty(len(client), np.int64)
         reply_of[np.lexsort((client, place))] = np.lexsort((np.concatenate([b.clients for b in blocks]), place))
-        durations, weights = self.per_client(run, "durations"), self._weights(run, rounds)
+        durations, weights = self.per_client(run, "durations"), self.per_client(run, "weights")
+        answers = self.per_client(run, "answers")
+        if any(len(tickets) for tickets in answers):
+            # In an asynchronous run, a client counts in the average of a later model than the one it started from.
+            of_ticket = dict(zip(np.concatenate(answers).tolist(), np.concatenate(weights).tolist(), strict=True))
+            tickets = self.decisions(run).tickets
+            weights = [np.array([of_ticket.get(one, np.nan) for one in tickets.get(number, ())]) for number in rounds]
         losses = [block.metrics.get(Signal.LOSS.name) for block in blocks]
         return {
             "round": np.repeat([rounds[i] for i in places], lengths),
@@ -281,16 +274,6 @@ class Results:
             "weight": _concatenate([weights[i] for i in places], lengths),
         }
 
-    def _weights(self, run: RunInfo | str, rounds: Sequence[int]) -> Sequence[AnyArray]:
-        """Return, for each round, the weights of the cohort's models in the average."""
-        weights, answers = self.per_client(run, "weights"), self.per_client(run, "answers")
-        if not any(len(tickets) for tickets in answers):
-            return weights
-        # In an asynchronous run, a client counts in the average of a later model than the one it started from.
-        of_ticket = dict(zip(np.concatenate(answers).tolist(), np.concatenate(weights).tolist(), strict=True))
-        tickets = self.decisions(run).tickets
-        return [np.array([of_ticket.get(ticket, np.nan) for ticket in tickets.get(number, ())]) for number in rounds]
-
     def run(self, run_id: str) -> RunInfo:
         """Return the run with this id."""
         for run in self.runs:
@@ -300,23 +283,25 @@ class Results:
             f"There is no run {run_id!r} in {self.path}.", hint=suggest(run_id, [run.id for run in self.runs])
         )
 
-    def _federation_file(self, run: RunInfo | str) -> Path:
+    def _read_federation(self, run: RunInfo | str, read: Callable[[Path], T]) -> T:
         key = (self.run(run) if isinstance(run, str) else run).federation
         if not _KEY.fullmatch(str(key)):
             raise ResultsError(f"{self.path / 'runs.json'} is damaged: a federation cannot be called {key!r}.")
-        return self.path / f"federation-{key}.npz"
+        path = self.path / f"federation-{key}.npz"
+        try:
+            return read(path)
+        except FileNotFoundError:
+            raise ResultsError(f"{path} is missing: it has not been written yet, or it was removed.") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ResultsError(f"{path} is damaged: {error}.") from error
 
     def federation(self, run: RunInfo | str) -> FederationFacts:
         """Return the facts of a run's federation."""
-        path = self._federation_file(run)
-        with _archive_errors(path):
-            return read_facts(path)
+        return self._read_federation(run, read_facts)
 
     def client_count(self, run: RunInfo | str) -> int:
         """Return the number of clients in a run's federation, without reading the rest of its file."""
-        path = self._federation_file(run)
-        with _archive_errors(path):
-            return count_clients(path)
+        return self._read_federation(run, count_clients)
 
     def journal(self, run: RunInfo | str) -> Path:
         """Return the path of a run's journal; :func:`open_journal` opens it."""
