@@ -11,7 +11,7 @@ import pytest
 
 from fedcohort.simulate.leaderboard import Options, RunNumbers, leaderboard, leaderboard_table, to_text
 from fedcohort.simulate.leaderboard.conclusion import points
-from fedcohort.simulate.leaderboard.formats import to_latex, to_markdown
+from fedcohort.simulate.leaderboard.formats import render
 from fedcohort.simulate.leaderboard.table import pairs_table
 from fedcohort.simulate.metrics import Metric
 
@@ -57,7 +57,7 @@ def test_six_equal_selectors_are_told_apart_in_one_table_of_twenty(seeds, trials
     for table, board in zip(tables, boards, strict=True):
         claims = bool(CLAIM.search(table.lead))
         assert claims == any(row.paired is not None and row.paired.p < 0.05 for row in board.rows)
-        assert bool(CLAIM.search(to_latex(table))) == bool(CLAIM.search(to_markdown(table))) == claims
+        assert bool(CLAIM.search(render(table, "latex"))) == bool(CLAIM.search(render(table, "markdown"))) == claims
 
 
 def test_small_differences_keep_their_sign():

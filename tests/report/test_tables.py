@@ -12,7 +12,7 @@ from fedcohort.core.errors import ParameterError, UnknownNameError
 from fedcohort.report.data import boards, load_bundle
 from fedcohort.report.tables import participation_table
 from fedcohort.simulate.leaderboard import leaderboard_table, to_text
-from fedcohort.simulate.leaderboard.formats import Cell, Table, render, to_csv, to_html, to_latex, to_markdown
+from fedcohort.simulate.leaderboard.formats import Cell, Table, render, to_html, to_markdown
 from fedcohort.simulate.leaderboard.table import COLUMNS, FEW, megabytes
 from fedcohort.simulate.store.results import load
 
@@ -20,16 +20,16 @@ NASTY = Table("t", "Title", ("a_b", "100%"), ((Cell("x & <y>|", "±1"), Cell("1�
 
 
 def test_markup_is_escaped_in_every_format():
-    assert r"a\_b & 100\%" in to_latex(NASTY)
-    assert r"x \& $<$y$>$| & \textbf{1$\times$}" in to_latex(NASTY)
+    assert r"a\_b & 100\%" in render(NASTY, "latex")
+    assert r"x \& $<$y$>$| & \textbf{1$\times$}" in render(NASTY, "latex")
     assert "x &amp; &lt;y&gt;|" in to_html(NASTY) and "<y>" not in to_html(NASTY)
     assert r"x & <y>\|" in to_markdown(NASTY)
-    assert to_csv(NASTY) == "a_b,100%\nx & <y>|,1×\n"
+    assert render(NASTY, "csv") == "a_b,100%\nx & <y>|,1×\n"
 
 
 def test_latex_braces_balance(experiment):
     (board,) = load(experiment).leaderboards()
-    text = to_latex(leaderboard_table(board))
+    text = render(leaderboard_table(board), "latex")
     bare = re.sub(r"\\[{}]", "", text)
     assert bare.count("{") == bare.count("}")
     assert text.count(r"\\") == len(board.rows) + 1

@@ -12,7 +12,7 @@ import pytest
 from fedcohort.core.errors import ScenarioError
 from fedcohort.scenario import Scenario
 from fedcohort.scenario.devices import DrawnDevices, OnlineDevices, Sessions
-from fedcohort.scenario.traces import Trace, TraceDevices, fit, read_fedscale, read_flash, read_trace, write_trace
+from fedcohort.scenario.traces import FORMATS, Trace, TraceDevices, fit, read_trace, write_trace
 
 ROWS = [
     ("anna", 0.0, 50.0, "wifi"),
@@ -135,7 +135,7 @@ def test_fedscale(tmp_path):
     capacity = {1: {"computation": 100.0, "communication": 800.0}, 9: {"computation": 50.0, "communication": 8.0}}
     for name, content in (("behave", behaviour), ("capacity", capacity)):
         (tmp_path / name).write_bytes(pickle.dumps(content))
-    trace = read_fedscale(tmp_path / "behave", tmp_path / "capacity")
+    trace = FORMATS["fedscale"](tmp_path / "behave", tmp_path / "capacity")
     assert trace.names == ("1", "2") and trace.measured == ("1", "9")
     assert trace.begin.tolist() == [5, 50, 0] and trace.end.tolist() == [25, 60, 70]
     assert trace.speed == pytest.approx([1000 / 300, 1000 / 150])
@@ -153,7 +153,7 @@ class Bomb:
 def test_a_pickle_that_holds_more_than_numbers_is_not_executed(tmp_path, capsys, content):
     (tmp_path / "behave").write_bytes(pickle.dumps(content))
     with pytest.raises(ScenarioError):
-        read_fedscale(tmp_path / "behave")
+        FORMATS["fedscale"](tmp_path / "behave", None)
     assert "boom" not in capsys.readouterr().out
 
 
@@ -165,7 +165,7 @@ def test_bytes_that_are_not_a_pickle(tmp_path):
         damaged[draw.integers(len(damaged))] = draw.integers(256)
         (tmp_path / "behave").write_bytes(bytes(damaged))
         with pytest.raises(ScenarioError):
-            read_fedscale(tmp_path / "behave")
+            FORMATS["fedscale"](tmp_path / "behave", None)
 
 
 def test_flash(tmp_path):
@@ -183,7 +183,7 @@ def test_flash(tmp_path):
     ]
     content = {"0": {"guid": 7, "messages": "\n".join(messages)}, "1": {"messages": "2020-01-31 00:00:00\twifi"}}
     (tmp_path / "state_traces.json").write_text(json.dumps(content))
-    trace = read_flash(tmp_path / "state_traces.json")
+    trace = FORMATS["flash"](tmp_path / "state_traces.json", None)
     intervals = {trace.states[s]: (a / 60, b / 60) for s, a, b in zip(trace.state, trace.begin, trace.end, strict=True)}
     assert intervals == {"charging": (10, 60), "wifi": (12, 45), "idle": (5, 40)}
     (session,) = zip(trace.sessions().begin, trace.sessions().end, strict=True)
@@ -194,7 +194,7 @@ def test_flash(tmp_path):
 def test_a_broken_flash_file_is_an_error(tmp_path, text):
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(ScenarioError):
-        read_flash(tmp_path / "t.json")
+        FORMATS["flash"](tmp_path / "t.json", None)
 
 
 # -- fitting --------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_a_pickle_that_names_one_list_for_every_device_is_refused(tmp_path):
     devices = {i: {"active": times, "inactive": times} for i in range(100_000)}
     (tmp_path / "trace").write_bytes(pickle.dumps(devices))
     with pytest.raises(ScenarioError, match=r"rows. At most 10,000,000"):
-        read_fedscale(tmp_path / "trace")
+        FORMATS["fedscale"](tmp_path / "trace", None)
 
 
 @pytest.mark.parametrize("end", ["1e300", "2e10", "inf"])

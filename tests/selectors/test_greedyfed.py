@@ -79,8 +79,8 @@ def test_the_simulator_reports_shapley_values():
     trained = {}
     real = group.batch.train
 
-    def watched(runs, clients, seeds, steps):
-        result = real(runs, clients, seeds, steps)
+    def watched(runs, clients, *rest):
+        result = real(runs, clients, *rest)
         trained.update(zip(clients[0].tolist(), result.params.clone(), strict=True))
         return result
 

@@ -70,7 +70,13 @@ class Pool:
             classes = high + 1
         if low < 0 or high >= classes:
             raise InputError(f"Labels must be in 0 .. {classes - 1} for {classes} classes. Got {low} .. {high}.")
-        owners = None if writers is None else _owners(writers, len(array))
+        owners = None if writers is None else np.asarray(writers)
+        if owners is not None and (owners.shape != array.shape or owners.dtype.kind not in "iu" or owners.min() < 0):
+            raise InputError(
+                f"Writers must be non-negative integers, one per label ({len(array)}). Got shape {owners.shape}, "
+                f"{owners.dtype}."
+            )
+        owners = None if owners is None else owners.astype(np.int64)
         return cls(array.astype(np.int64), classes, np.arange(len(array), dtype=np.int64), owners, writer_names)
 
     def __len__(self) -> int:
@@ -91,16 +97,6 @@ class Pool:
             positions=self.positions[keep],
             writers=None if self.writers is None else self.writers[keep],
         )
-
-
-def _owners(writers: npt.ArrayLike, samples: int) -> IntArray:
-    owners = np.asarray(writers)
-    if owners.shape != (samples,) or owners.dtype.kind not in "iu" or owners.min() < 0:
-        raise InputError(
-            f"Writers must be non-negative integers, one per label ({samples}). "
-            f"Got shape {owners.shape}, {owners.dtype}."
-        )
-    return owners.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,15 +22,6 @@ PLAIN = "plain"
 RELABEL = "relabel"  # the one view that changes labels and not samples
 
 
-def _invert(images: AnyArray) -> AnyArray:
-    return np.asarray(255 - images, np.uint8)
-
-
-def _contrast(images: AnyArray) -> AnyArray:
-    """Reduce the contrast to a quarter, around middle grey."""
-    return np.asarray(images // 4 + 96, np.uint8)
-
-
 def _blur(images: AnyArray) -> AnyArray:
     """Average over a window a fifth of the image wide, like a lens out of focus."""
     width = max(3, images.shape[1] // 5)
@@ -50,8 +41,8 @@ def _sketch(images: AnyArray) -> AnyArray:
 _IMAGES: dict[str, Callable[[AnyArray], AnyArray]] = {
     "rotate": lambda images: np.rot90(images, 1, axes=(1, 2)),
     "upside-down": lambda images: np.rot90(images, 2, axes=(1, 2)),
-    "invert": _invert,
-    "contrast": _contrast,
+    "invert": lambda images: 255 - images,
+    "contrast": lambda images: images // 4 + 96,  # a quarter of it, around middle grey
     "blur": _blur,
     "sketch": _sketch,
 }

@@ -291,7 +291,7 @@ def _read_pickle(path: str | Path) -> Mapping[Any, Any]:
     return devices
 
 
-def read_fedscale(availability: str | Path, capacity: str | Path | None = None) -> Trace:
+def _read_fedscale(availability: str | Path, capacity: str | Path | None = None) -> Trace:
     """Read FedScale's traces ([Lai2022]_): ``client_behave_trace`` and ``client_device_capacity``.
 
     A device is on from ``active[j]`` to ``inactive[j]``. Its ``computation`` is the milliseconds of a forward pass for
@@ -337,7 +337,7 @@ _CHANGES: Mapping[str, tuple[str, bool]] = {
 _HOLDS = {"charging": {"charging"}, "wifi": {"wifi"}, "idle": {"locked", "dark"}}
 
 
-def read_flash(path: str | Path) -> Trace:
+def _read_flash(path: str | Path) -> Trace:
     """Read FLASH's state traces ([Yang2021]_): a JSON object of devices, each with its ``messages``.
 
     A message is a line with a time, a tab and an event. They give three states: ``charging``, ``wifi``, and ``idle``
@@ -396,8 +396,8 @@ def _intervals(log: Sequence[tuple[datetime, str]], zero: datetime, conditions: 
 
 FORMATS: Mapping[str, Callable[[str | Path, str | Path | None], Trace]] = {
     "plain": read_trace,
-    "fedscale": read_fedscale,
-    "flash": lambda path, _: read_flash(path),
+    "fedscale": _read_fedscale,
+    "flash": lambda path, _: _read_flash(path),
 }
 """Readers of traces by format, called with a file of intervals and an optional file of speeds."""
 

@@ -10,7 +10,7 @@ from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.runner import Simulation
-from fedcohort.simulate.store.checkpoint import Checkpoint, by_round
+from fedcohort.simulate.store.checkpoint import Checkpoint, newest
 from fedcohort.simulate.store.results import load
 from fedcohort.training.aggregators import AGGREGATORS
 from fedcohort.training.aggregators.distillation import _confidences
@@ -55,7 +55,7 @@ def last_checkpoints(out):
     """Models and memories of every group, by group and name."""
     arrays = {}
     for group in range(len(list((out / "checkpoint").glob("group-*.npz")))):
-        (path,) = by_round(out / "checkpoint", group).values()
+        path = newest(out / "checkpoint", group)
         arrays |= {f"{group}/{name}": value for name, value in Checkpoint.from_bytes(path.read_bytes()).arrays.items()}
     return arrays
 

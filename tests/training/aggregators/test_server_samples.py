@@ -190,7 +190,7 @@ def test_a_public_file_equals_the_same_samples_at_the_server(tmp_path, name):
 def test_a_server_without_samples_is_refused_at_the_start(name):
     scenario = {"partition": {"name": "dirichlet", "clients": 9, "alpha": 0.5}}
     table = {**EXPERIMENT, "scenario": scenario, "selectors": {"uniform": {"aggregator": {"name": name}}}}
-    with pytest.raises(InputError, match=f"'{name}'.*'uniform-s3'") as raised:
+    with pytest.raises(InputError, match=f"'{name}'") as raised:
         prepare(Experiment.from_dict(table))
     assert "scenario.server_validation" in raised.value.hint
 

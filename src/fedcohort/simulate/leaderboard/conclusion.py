@@ -27,26 +27,33 @@ def conclusion(board: Leaderboard) -> str:
     Empty if nothing is compared.
     """
     # Only p-values that are corrected over the table decide; the intervals shown are for one comparison each.
-    others = [row for row in board.rows if row.paired is not None]
-    if not others:
+    tests = {row.label: row.paired for row in board.rows if row.paired is not None}
+    if not tests:
         return ""
-    compared = [row for row in others if row.paired is not None and row.paired.seeds > 1]
     lost = [f"{row.label} {row.lost} of {row.runs}" for row in board.rows if row.lost]
     losses = f" Runs that diverged or failed: {names(lost, _MAX_NAMED)}." if lost else ""
-    if not compared:
-        few = max((row.paired.seeds for row in others if row.paired is not None), default=0)
-        why = "with one seed," if few else f"no seed ended both with {board.baseline} and with another, so"
+    most = max(test.seeds for test in tests.values())
+    if most < 2:
+        why = "with one seed," if most else f"no seed ended both with {board.baseline} and with another, so"
         return f"{board.so_far}Open: {why} no difference can be told from chance; run {FEW_SEEDS} or more.{losses}"
+    compared = [(row, tests[row.label]) for row in board.rows if row.label in tests and tests[row.label].seeds > 1]
     # A selector that lost runs is compared where it survived, which is no reason to call it better.
-    claimed = [row for row in compared if _test(row).established and not (row.lost and _test(row).difference > 0)]
-    unsure = [row for row in compared if row not in claimed]
+    claimed = [pair for pair in compared if pair[1].established and not (pair[0].lost and pair[1].difference > 0)]
+    unsure = [pair for pair in compared if pair not in claimed]
     text = [
         f"{board.so_far}{_established(board, claimed)}" if claimed else f"{board.so_far}No difference is established."
     ]
     if unsure:
-        told = names([row.label for row in unsure], _MAX_NAMED)
+        told = names([row.label for row, _ in unsure], _MAX_NAMED)
         text.append(f"{told} cannot be told from {board.baseline}{_closest(board, unsure, len(compared))}.")
-    return " ".join([*text, *_at_a_cost(board, claimed)]) + losses
+    for row, test in claimed:
+        group = row.paired_group
+        if group is not None and group.established and group.difference < 0 < test.difference:
+            text.append(
+                f"{row.label} gains on average but loses {points(board, -group.difference)} points in the worst group "
+                f"{interval(board, group)}."
+            )
+    return " ".join(text) + losses
 
 
 def interval(board: Leaderboard, test: PairedComparison) -> str:
@@ -65,27 +72,21 @@ def points(board: Leaderboard, value: float, sign: str = "") -> str:
     return text.replace("-", "−")  # a line may break after a hyphen, but not after a minus sign
 
 
-def _test(row: LeaderRow) -> PairedComparison:
-    assert row.paired is not None
-    return row.paired
-
-
-def _established(board: Leaderboard, rows: Sequence[LeaderRow]) -> str:
+def _established(board: Leaderboard, claimed: Sequence[tuple[LeaderRow, PairedComparison]]) -> str:
     unit = " points" if board.metric.share else f" {board.metric.name}"
     parts = []
-    for row in rows:
-        test = _test(row)
+    for row, test in claimed:
         change = board.metric.natural(test.difference)
         side = "above" if change > 0 else "below"
         parts.append(f"{row.label} ends {points(board, abs(change))}{unit} {side} {interval(board, test)}")
-    seeds = {_test(row).seeds for row in rows}
+    seeds = {test.seeds for _, test in claimed}
     over = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
     return f"Established over {over} seeds, against {board.baseline}: {names(parts, _MAX_NAMED)}."
 
 
-def _closest(board: Leaderboard, rows: Sequence[LeaderRow], comparisons: int) -> str:
+def _closest(board: Leaderboard, unsure: Sequence[tuple[LeaderRow, PairedComparison]], comparisons: int) -> str:
     """Say how many seeds would settle the comparison that is closest to being settled."""
-    tests = {row.label: _test(row) for row in rows if _test(row).spread > 0 and not row.lost}
+    tests = {row.label: test for row, test in unsure if test.spread > 0 and not row.lost}
     if not tests:
         return ""
     # The closest to being settled is not the largest difference, but the largest against its own noise.
@@ -96,18 +97,5 @@ def _closest(board: Leaderboard, rows: Sequence[LeaderRow], comparisons: int) ->
     unit = " points" if board.metric.share else ""
     difference = points(board, board.metric.natural(test.difference), "+")
     spread = f"{100 * test.spread:.1f}" if board.metric.share else number(test.spread)
-    closest = f"; the closest is {label}" if len(rows) > 1 else ""
+    closest = f"; the closest is {label}" if len(unsure) > 1 else ""
     return f"{closest} ({difference}{unit}, paired sd {spread}: {needed} in 4 of 5 cases)"
-
-
-def _at_a_cost(board: Leaderboard, claimed: Sequence[LeaderRow]) -> list[str]:
-    """Name selectors that gain on average but lose in the worst group, both beyond chance."""
-    return [
-        f"{row.label} gains on average but loses {points(board, -group.difference)} points in the worst group "
-        f"{interval(board, group)}."
-        for row in claimed
-        if (group := row.paired_group) is not None
-        and _test(row).difference > 0
-        and group.established
-        and group.difference < 0
-    ]

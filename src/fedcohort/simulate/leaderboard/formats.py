@@ -12,6 +12,10 @@ from fedcohort.core.errors import ParameterError
 from fedcohort.core.text import escape_html
 
 DASHES = ("", "7 4", "2 3")  # solid, dashed and dotted lines
+_LINE = (
+    '<svg class="swatch" width="22" height="10" aria-hidden="true"><line x1="0" x2="22" y1="5" y2="5" '
+    'stroke="var(--s{})" stroke-width="4" stroke-dasharray="{}"/></svg>'
+)
 _GAP = "  "  # between columns of text
 _NOTEBOOK = (
     "<style>.fedcohort table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
@@ -57,14 +61,6 @@ class Table:
     lead: str = ""
 
 
-def swatch(color: int, dash: int) -> str:
-    """Return a short sample of the line that a selector is drawn with."""
-    return (
-        '<svg class="swatch" width="22" height="10" aria-hidden="true"><line x1="0" x2="22" y1="5" y2="5" '
-        f'stroke="var(--s{color})" stroke-width="4" stroke-dasharray="{DASHES[dash % len(DASHES)]}"/></svg>'
-    )
-
-
 def to_html(table: Table) -> str:
     """Return the table as HTML. On a narrow screen it scrolls inside its own box, also by keyboard."""
     head = "".join(
@@ -75,7 +71,8 @@ def to_html(table: Table) -> str:
     for row in table.rows:
         cells = []
         for i, cell in enumerate(row):
-            line = "" if cell.color is None else swatch(cell.color, cell.dash)
+            # A sample of the line that a selector is drawn with.
+            line = "" if cell.color is None else _LINE.format(cell.color, DASHES[cell.dash % len(DASHES)])
             text = f"<b>{escape_html(cell.text)}</b>" if cell.best else escape_html(cell.text)
             note = f' <span class="note">{escape_html(cell.note)}</span>' if cell.note else ""
             tag = "th" if i == 0 else "td"
@@ -117,12 +114,15 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(c, c) for c in text)
 
 
-def to_latex(table: Table) -> str:
+def _to_latex(table: Table) -> str:
     r"""Return the table for a paper, with ``booktabs`` rules; needs ``\usepackage{booktabs}``."""
+    # Columns of running text share the width that is left.
+    wide = f"p{{{0.7 / max(1, len(table.wrap)):.2f}\\linewidth}}"
+    columns = "l" + "".join(wide if i in table.wrap else "r" for i in range(1, len(table.columns)))
     lines = [
         r"\begin{table}",
         r"\centering",
-        rf"\begin{{tabular}}{{{_latex_columns(table)}}}",
+        rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         " & ".join(_latex(c) for c in table.columns) + r" \\",
         r"\midrule",
@@ -136,12 +136,6 @@ def to_latex(table: Table) -> str:
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _latex_columns(table: Table) -> str:
-    """Return the alignment of each column; columns of running text share the width that is left."""
-    wide = f"p{{{0.7 / max(1, len(table.wrap)):.2f}\\linewidth}}"
-    return "l" + "".join(wide if i in table.wrap else "r" for i in range(1, len(table.columns)))
 
 
 def _cells(row: Sequence[Cell], escape: Callable[[str], str], bold: str) -> list[str]:
@@ -167,7 +161,7 @@ def to_markdown(table: Table) -> str:
     return above + "\n".join(lines) + below + "\n"
 
 
-def to_csv(table: Table) -> str:
+def _to_csv(table: Table) -> str:
     """Return the table as CSV, with the text as shown."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -177,7 +171,7 @@ def to_csv(table: Table) -> str:
     return out.getvalue()
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {"latex": to_latex, "markdown": to_markdown, "csv": to_csv}
+FORMATS: dict[str, Callable[[Table], str]] = {"latex": _to_latex, "markdown": to_markdown, "csv": _to_csv}
 
 
 def paragraph(text: str, form: str) -> str:

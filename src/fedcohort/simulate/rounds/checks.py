@@ -141,19 +141,16 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
                     hint=hint,
                 )
         why = {"watches validation losses, but the clients hold out no data": options.patience is not None}
-        _refuse(plan, "stops early, which ", why, hint)
+        _refuse(plan, "", why, hint)
     if not len(federation.server_validation):
         aggregator = plan.aggregator
         why = {
-            f"its filter {plan.filter.name!r} validates models": Need.LOGITS in plan.filter.needs,
-            f"its aggregator {aggregator.name!r} computes": aggregator.needs_server and aggregator.public is None,
+            f"the filter {plan.filter.name!r} validates models on them": Need.LOGITS in plan.filter.needs,
+            f"the aggregator {aggregator.name!r} computes on them": aggregator.needs_server
+            and aggregator.public is None,
         }
-        _refuse(
-            plan,
-            "needs samples at the server, which holds none: on them, ",
-            why,
-            "set scenario.server_validation, the number of samples of each class to keep there",
-        )
+        hint = "set scenario.server_validation, the number of samples of each class to keep there"
+        _refuse(plan, "needs samples at the server, which holds none: ", why, hint)
     if options.mode == "async":
         check_one_at_a_time(True, plan.selector)
         why = {

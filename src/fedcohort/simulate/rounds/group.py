@@ -115,9 +115,8 @@ class Group:
             contexts[key] = FederationContext(federation, i, task.has_classes, judge)
             if len(federation.server_validation):
                 validations[key] = Validation(self.engine, federation.server_validation, dataset.y_train)
-        sizes = (self.engine.n_params, self.engine.n_trainable, dataset.outputs)
         self.runs = [
-            Run(plan, i, contexts[key], contexts.get(f"{key}{_BEFORE}"), sizes)
+            Run(plan, i, contexts[key], contexts.get(f"{key}{_BEFORE}"), self.engine)
             for i, (plan, key) in enumerate(zip(plans, keys, strict=True))
         ]
         # All selectors of a seed start from the same model, so only their choice of clients makes a difference.
@@ -401,7 +400,7 @@ class Group:
             logits=None if validation is None else validation.logits(params[turn.jobs]),
             labels=None if validation is None else validation.labels,
         )
-        decision = isolate_failure(run, f"the filter {run.filter.name!r}", checked_decision, run.filter, replies)
+        decision = isolate_failure(run, f"the filter {run.plan.filter.name!r}", checked_decision, run.filter, replies)
         if decision is None:
             return none
         if decision.notes:

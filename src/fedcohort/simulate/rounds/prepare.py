@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.process_count import choose_process_count, training_operations
 from fedcohort.simulate.store.parts import ResultsError
 
+_OF_FEDERATION = ("partition", "noise", "shift", "drift", "validation", "server_validation")  # keys of a scenario
 _SUITS = {"class": "classification", "number": "regression", "token": "next-token prediction"}
 
 
@@ -130,13 +132,19 @@ def prepare(
         choose_device(device or experiment.options.device)
     datasets: dict[str, Dataset] = {}
     federations: dict[str, Federation] = {}
-    data_keys = []
-    identities = [_federation_identity(plan) for plan in experiment.plans]
-    names = _federation_names(experiment.plans, identities, known_federations or {})
+    data_keys = [_data_key(plan.data) for plan in experiment.plans]
+    identities = []
+    for plan, data_key in zip(experiment.plans, data_keys, strict=True):
+        scenario = plan.scenario.to_dict()
+        # Only what decides which samples and labels a client has. Latency, availability and failures change neither.
+        identities.append(_identity([data_key, *map(scenario.get, _OF_FEDERATION), plan.seed]))
+    known = known_federations or {}
+    names = {i: known[plan.id] for plan, i in zip(experiment.plans, identities, strict=True) if plan.id in known}
+    for plan, identity in zip(experiment.plans, identities, strict=True):
+        names.setdefault(identity, f"{len(names)}-s{plan.seed}")
     built: dict[tuple[str, str], list[torch.Size]] = {}  # shapes of the parameters
     work = 0.0
-    for plan, identity in zip(experiment.plans, identities, strict=True):
-        data_key = _data_key(plan.data)
+    for plan, data_key, identity in zip(experiment.plans, data_keys, identities, strict=True):
         if data_key not in datasets:
             datasets[data_key] = load_data(plan)
         dataset = datasets[data_key]
@@ -159,7 +167,6 @@ def prepare(
         check_memory(f"One client's local training in run {plan.id!r} of {samples:,} samples", 8 * samples)
         trained = (plan.options.size or len(federation)) * samples
         work = max(work, training_operations(built[data_key, plan.model.name], trained))
-        data_keys.append(data_key)
     keys = tuple(names[identity] for identity in identities)
     process_count = choose_process_count(experiment, device or experiment.options.device, processes, work)
     groups = _groups(experiment, process_count, started_groups or {})
@@ -177,26 +184,6 @@ def load_data(plan: RunPlan) -> Dataset:
         if not is_reference(data.name):
             raise
         raise DataError(f"The data {data.name!r} cannot be loaded: {type(error).__name__}: {error}.") from error
-
-
-def _federation_identity(plan: RunPlan) -> str:
-    """Return a key of a run's federation."""
-    scenario = plan.scenario.to_dict()
-    # Only what decides which samples and labels a client has. Latency, availability and failures change neither.
-    owns = {
-        key: scenario.get(key) for key in ("partition", "noise", "shift", "drift", "validation", "server_validation")
-    }
-    return _identity([_data_key(plan.data), owns, plan.seed])
-
-
-def _federation_names(plans: Sequence[RunPlan], identities: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return a name for each distinct federation: the one on disk, or a new one."""
-    pairs = list(zip(plans, identities, strict=True))
-    names = {identity: known[plan.id] for plan, identity in pairs if plan.id in known}
-    for plan, identity in pairs:
-        if identity not in names:
-            names[identity] = f"{len(names)}-s{plan.seed}"
-    return names
 
 
 def _groups(experiment: Experiment, processes: int, started: Mapping[int, Sequence[str]]) -> dict[int, tuple[int, ...]]:
@@ -228,8 +215,10 @@ def _split(
     groups = {}
     for alike in by_key.values():
         # Enough groups to keep this kind's share of the processes busy, and none above the limit.
-        even = -(-processes * len(alike) // len(places))  # this kind's share of the processes
-        turns = min(len(alike), max(-(-len(alike) // experiment.options.lockstep), even))
+        wanted = max(
+            math.ceil(len(alike) / experiment.options.lockstep), math.ceil(processes * len(alike) / len(places))
+        )
+        turns = min(len(alike), wanted)
         for turn in range(turns):
             groups[next(numbers)] = tuple(alike[turn::turns])
     return groups

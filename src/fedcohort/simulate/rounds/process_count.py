@@ -12,7 +12,7 @@ from fedcohort.simulate.cores import free_cores
 from fedcohort.simulate.engine import choose_device
 
 if TYPE_CHECKING:
-    from fedcohort.simulate.config.experiment import Experiment, RunPlan
+    from fedcohort.simulate.config.experiment import Experiment
 
 _MIN_ROUNDS = 5_000  # of all runs together; with fewer, starting processes takes longer than it saves
 _MIN_RUNS = 4  # in a group
@@ -40,20 +40,17 @@ def choose_process_count(experiment: Experiment, device: str, requested: int | N
         return 1
     if requested is not None:
         return min(requested, runs)
-    enough = sum(plan.options.rounds for plan in experiment.plans) >= _MIN_ROUNDS
-    if os.name != "posix" or not enough or not all(map(_is_importable, experiment.plans)):
+    parts = [part for p in experiment.plans for part in (p.selector, p.aggregator, p.filter, p.task, p.data.source)]
+    # Another process cannot import what is defined in a notebook or script.
+    importable = all(type(part).__module__ != "__main__" for part in parts)
+    rounds = sum(plan.options.rounds for plan in experiment.plans)
+    if os.name != "posix" or rounds < _MIN_ROUNDS or not importable:
         return 1
     chosen, cores = choose_device(device), free_cores()
     if chosen.type == "cuda":
         memory = torch.cuda.get_device_properties(chosen).total_memory
         return max(1, min(cores - 1, runs // _MIN_RUNS, memory // _GPU_BYTES, _MAX_PROCESSES))
     return max(1, min(cores, runs // _MIN_RUNS, _MAX_PROCESSES)) if operations < _LIGHT * cores else 1
-
-
-def _is_importable(plan: RunPlan) -> bool:
-    """Whether another process can import a run's parts; it cannot if they are defined in a notebook or script."""
-    parts = (plan.selector, plan.aggregator, plan.filter, plan.task, plan.data.source)
-    return all(type(part).__module__ != "__main__" for part in parts)
 
 
 def training_operations(shapes: Sequence[Sequence[int]], samples: float) -> float:

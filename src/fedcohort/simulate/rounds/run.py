@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from fedcohort.scenario.latency import NoLatency
 from fedcohort.scenario.scenario import RoundEvents
 from fedcohort.session.session import Session
 from fedcohort.simulate.config.experiment import RunPlan, values_of
+from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.label_sharing import LabelKnowledge, LabelSharing
 from fedcohort.simulate.metrics import Participation
 from fedcohort.simulate.rounds.checks import adapt_selector, host_signals
@@ -52,6 +54,9 @@ from fedcohort.training.filters import KeepAll
 
 if TYPE_CHECKING:
     from fedcohort.simulate.rounds.server import ServerSamples, Validation
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +106,8 @@ class Run:
         row: int,
         context: FederationContext,
         before: FederationContext | None,
-        sizes: tuple[int, int, int],
+        engine: Engine,
     ) -> None:
-        """``sizes`` are a model's numbers, how many of them are trained, and its outputs."""
         self.plan = plan
         self.row = row  # of the group's models
         self._before, self._after = before, context  # before a drift the clients hold other samples
@@ -129,9 +133,9 @@ class Run:
         self.late: list[LateUpdate] = []  # models that wait for a later round
         self.pace: Pace | None = None  # how long clients took, for an automatic deadline
         self.aggregator = plan.aggregator
-        numbers, self.trainable, outputs = sizes  # a model's running statistics follow what is trained
+        self.trainable = engine.n_trainable  # how many of a model's numbers are parameters; running statistics follow
         whole = plan.aggregator.whole_models or plan.aggregator.needs_server
-        self.averaged = numbers if whole else self.trainable  # how many the aggregator sees
+        self.averaged = engine.n_params if whole else self.trainable  # how many the aggregator sees
         self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
         self.devices = plan.scenario.devices
         self._roster: OnlineDevices | None = None
@@ -140,8 +144,8 @@ class Run:
             isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure and self.devices is None
         )
         self._supplied = host_signals(federation, plan)  # in reports and answers
-        self._table = self.context.table(plan.labels, plan.seed)  # what the session knows before the first round
-        self.selector = adapt_selector(plan, self._table.signals | self._supplied)
+        self.table = self.context.table(plan.labels, plan.seed)  # what the session knows before the first round
+        self.selector = adapt_selector(plan, self.table.signals | self._supplied)
         self.judged_by = plan.task.judged_by
         train = federation.train_sizes
         # By size, not by client: a million clients have a few hundred sizes.
@@ -150,7 +154,7 @@ class Run:
         steps = np.array([local.steps_for(int(n), largest) for n in distinct], np.int64)
         self.steps: IntArray = steps[place]  # (N,) usual local steps
         passed = self.steps * np.minimum(train, local.batch_size)
-        self.costs = CostModel.of(numbers, train, federation.validation, passed, outputs)
+        self.costs = CostModel.of(engine.n_params, train, federation.validation, passed, engine.classes)
         self.early_stop = None if options.patience is None else EarlyStop(patience=options.patience)
         self.watch = LossTrend()
         self.needed = frozenset(s for s in self.selector.requires if s.reported) | plan.aggregator.requires
@@ -184,7 +188,7 @@ class Run:
         used = self.selector.requires.union(SIGNALS, *(shadow.requires for shadow in self.plan.shadows.values()))
         self.session = Session(
             self.selector,
-            self._table,
+            self.table,
             seed=self.plan.seed,
             signals=self._supplied & used,
             journal=journal,
@@ -273,7 +277,7 @@ class Run:
 
     # -- the aggregator ----------------------------------------------------------------------------------------
 
-    def _ask_aggregator(self, work: Any, *arguments: Any) -> Any:
+    def _ask_aggregator(self, work: Callable[..., T], *arguments: Any) -> T | None:
         """Call the own code of the aggregator; None if it raised, which ends the run."""
         return isolate_failure(self, f"the aggregator {self.aggregator.name!r}", work, *arguments)
 
@@ -306,7 +310,8 @@ class Run:
         staleness = np.zeros(len(clients)) if staleness is None else staleness
         local, sizes = self.plan.local, self.federation.train_sizes
         begun = self.round - staleness.astype(np.int64)
-        first_rates = self._rates_at(begun)
+        distinct, place = np.unique(begun, return_inverse=True)
+        first_rates = np.array([local.lr_at(int(round_)) for round_ in distinct], np.float64)[place]
         rates = np.asarray(steps * first_rates, np.float64)  # the sum of learning rates over each client's steps
         if local.lr_decay_epoch != 1.0:
             owners = clients if local.epochs_of_largest is None else np.full(len(clients), sizes.argmax())
@@ -326,11 +331,6 @@ class Run:
             staleness=staleness,
             decay=local.lr_at(self.round) / first_rates,
         )
-
-    def _rates_at(self, rounds: IntArray) -> FloatArray:
-        """Return the learning rate (k,) of the first step in each of ``rounds``."""
-        distinct, place = np.unique(rounds, return_inverse=True)
-        return np.array([self.plan.local.lr_at(int(round_)) for round_ in distinct], np.float64)[place]
 
     def mix(self, members: Members) -> Mix | None:
         """Return the weights of an aggregator that computes a weighted sum; None if it raised."""
@@ -355,8 +355,7 @@ class Run:
             statistics = Mix(found.weights, found.old).convex().of(old[n:], models[:, n:])
             return dataclasses.replace(found, model=torch.cat([found.model, statistics]))
 
-        combined: Combined | None = self._ask_aggregator(work)
-        return combined
+        return self._ask_aggregator(work)
 
     def base(self, models: torch.Tensor) -> torch.Tensor:
         """Return what updates (..., P) are added to: ``models`` with zeros for statistics, which are replaced."""
@@ -396,8 +395,7 @@ class Run:
                 )
             return found if n == len(like) else torch.cat([found, rest[n:].expand(len(clients), -1)], -1)
 
-        vectors: torch.Tensor | None = self._ask_aggregator(work)
-        return vectors
+        return self._ask_aggregator(work)
 
     def absorb(
         self, clients: IntArray, old: torch.Tensor, models: torch.Tensor, steps: IntArray, gradients: Any
@@ -467,9 +465,13 @@ class Run:
             self.state = "running"  # also if it had finished and now has more rounds
         if facts["watch"] is not None:
             training, validation, streak = facts["watch"]
-            self.watch = LossTrend(*(math.nan if v is None else v for v in (training, validation)), streak)
+            training, validation = (math.nan if value is None else value for value in (training, validation))
+            self.watch = LossTrend(training, validation, streak)
         if late is not None:
-            self.late = [LateUpdate(*row, update) for row, update in zip(facts["late"], late, strict=True)]
+            self.late = [
+                LateUpdate(client, ticket, round_, steps, arrives, times, update)
+                for (client, ticket, round_, steps, arrives, times), update in zip(facts["late"], late, strict=True)
+            ]
 
 
 def run_info(plan: RunPlan, federation_key: str) -> RunInfo:

@@ -88,11 +88,11 @@ def pause_after(took: float, pause: float) -> float:
 
 def prune(folder: Path, group: int) -> None:
     """Remove all of the group's checkpoints except the last."""
-    for path in list(by_round(folder, group).values())[:-1]:
+    for path in list(_by_round(folder, group).values())[:-1]:
         path.unlink(missing_ok=True)
 
 
-def by_round(folder: Path, group: int) -> dict[int, Path]:
+def _by_round(folder: Path, group: int) -> dict[int, Path]:
     """Return the group's checkpoints by round, ascending."""
     paths = folder.glob(f"group-{group}-round-*.npz")
     return dict(sorted((int(match[2]), path) for path in paths if (match := _NAME.fullmatch(path.name))))
@@ -100,7 +100,7 @@ def by_round(folder: Path, group: int) -> dict[int, Path]:
 
 def newest(folder: Path, group: int) -> Path | None:
     """Return the group's last checkpoint, or None if it has none."""
-    return next(reversed(by_round(folder, group).values()), None)
+    return next(reversed(_by_round(folder, group).values()), None)
 
 
 def all_newest(folder: Path) -> dict[int, dict[str, Any]]:
