@@ -75,9 +75,9 @@ def test_synthetic_any_size_and_seed():
 
 def test_names_and_parameters_are_checked():
     assert set(DATASETS.names()) >= {"digits", "synthetic", "mnist", "fashion-mnist", "cifar10"}
-    with pytest.raises(UnknownNameError, match="did you mean 'cifar10'"):
+    with pytest.raises(UnknownNameError, match="'cifar10'"):
         load_dataset("cifar-10")
-    with pytest.raises(ParameterError, match="did you mean 'check'"):
+    with pytest.raises(ParameterError, match="'check'"):
         load_dataset("mnist", chekc=False)
     for name in ("synthetic", "mnist"):
         for info in parameters(DATASETS.get(name)):
@@ -126,7 +126,7 @@ def test_arrays_without_a_test_set_are_split_by_class():
         ({"x": np.zeros((10, 2)), "y": [0] * 9 + [3], "classes": 2}, r"0 \.\. 1"),
         (
             {"x": np.zeros((10, 2)), "y": [0] * 10, "classes": 1, "class_names": ["a", "b"]},
-            "1 classes and 2 class names",
+            "2 class names",
         ),
         ({"x": np.zeros((10, 2)), "y": [0] * 10, "writers": [0]}, "one writer"),
         ({"x": np.zeros((10, 2)), "y": [0] * 10, "writers": [5] * 10, "writer_names": ["a"]}, "writer 5"),
@@ -182,12 +182,12 @@ def test_partitioner_with_a_test_set():
 @pytest.mark.parametrize(
     ("partitions", "keys", "words"),
     [
-        ([], ("img", "fine"), "at least one partition"),
-        (parts(), ("image", "fine"), "no column 'image' in partition 0 .* Known: img, fine"),
-        (parts(), ("img", "label"), "no column 'label'"),
-        ([{"img": [], "fine": []}], ("img", "fine"), "partition 0 of the partitioner is empty"),
-        ([{"img": [np.zeros(2), np.zeros(3)], "fine": [0, 1]}], ("img", "fine"), "differ in shape"),
-        ([{"img": [np.zeros((2, 2))], "fine": [0, 1]}], ("img", "fine"), "1 samples and labels"),
+        ([], ("img", "fine"), "partition"),
+        (parts(), ("image", "fine"), "'image'.* img, fine"),
+        (parts(), ("img", "label"), "'label'"),
+        ([{"img": [], "fine": []}], ("img", "fine"), "empty"),
+        ([{"img": [np.zeros(2), np.zeros(3)], "fine": [0, 1]}], ("img", "fine"), "shape"),
+        ([{"img": [np.zeros((2, 2))], "fine": [0, 1]}], ("img", "fine"), "1 samples"),
     ],
 )
 def test_bad_partitioners(partitions, keys, words):

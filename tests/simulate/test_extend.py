@@ -149,15 +149,15 @@ def test_runs_that_stopped_or_diverged_stay_as_they_ended(tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"rounds": 4}, ConfigError, r"has 5 rounds, which cannot become 4"),
+        ({"rounds": 4}, ConfigError, "5 rounds.* 4"),
         ({"rounds": 0}, ConfigError, r"'rounds' parameter"),
         ({"rounds": 5}, ConfigError, r"nothing to add.*8 runs of 5 rounds"),
         ({"seeds": 2}, ConfigError, r"nothing to add"),
-        ({"seeds": 1}, ConfigError, r"has 2 seeds, which cannot become 1"),
+        ({"seeds": 1}, ConfigError, "2 seeds.* 1"),
         ({"seeds": [0]}, ConfigError, r"nothing to add"),
         ({"seeds": [-3]}, ConfigError, r"from 0 to .*-3"),
         ({"selectors": {"uniform": {}}}, ConfigError, r"'uniform'"),
-        ({"selectors": {"unifrom": {}}}, FedcohortError, r"did you mean 'uniform'"),
+        ({"selectors": {"unifrom": {}}}, FedcohortError, "'uniform'"),
         ({"selectors": {"x": {"name": "fedcor", "warmup": -1}}}, FedcohortError, r"'warmup' parameter.*Got -1"),
         ({"selectors": {"flash": {}}}, SignalError, r"hold out no data.*keeps its federation"),
         ({"seeds": 3, "device": "cuda:9"}, FedcohortError, r"cuda"),
@@ -196,7 +196,7 @@ def test_a_changed_configuration_is_refused(small):
     config.write_text(text.replace("lr = 0.1", "lr = 0.2"))
     before = content(small)
     for attempt in (lambda: Simulation.extend(small, seeds=3).run(), lambda: Simulation.open(small)):
-        with pytest.raises(ResultsError, match="was changed after the experiment began"):
+        with pytest.raises(ResultsError, match="changed"):
             attempt()
     assert content(small) == before
     config.write_text(text)
@@ -205,5 +205,5 @@ def test_a_changed_configuration_is_refused(small):
 
 
 def test_there_must_be_an_experiment(tmp_path):
-    with pytest.raises(ResultsError, match="There is no experiment"):
+    with pytest.raises(ResultsError, match="no experiment"):
         Simulation.extend(tmp_path / "nowhere", seeds=3).run()

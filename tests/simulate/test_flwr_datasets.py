@@ -52,9 +52,9 @@ def test_a_dataset_by_name(library, folder):
 
 
 def test_a_dataset_that_cannot_be_loaded_is_an_error(folder):
-    with pytest.raises(DataError, match="flwr_datasets cannot load"):
+    with pytest.raises(DataError, match="flwr_datasets"):
         load_dataset("flwr", dataset=str(folder), test="validation")
-    with pytest.raises(InputError, match=r"no column 'person'.*Known: image, label, writer"):
+    with pytest.raises(InputError, match="image, label, writer"):
         load_dataset("flwr", dataset=str(folder), client="person")
 
 

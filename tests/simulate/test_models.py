@@ -49,11 +49,11 @@ def test_vgg_keeps_the_scale_of_its_input():
 
 
 def test_unknown_names():
-    with pytest.raises(UnknownNameError, match="did you mean 'lenet'"):
+    with pytest.raises(UnknownNameError, match="'lenet'"):
         build_model("lenett", (3, 32, 32), 10)
-    with pytest.raises(UnknownNameError, match="cannot be imported"):
+    with pytest.raises(UnknownNameError, match="no_such_module_here"):
         build_model("no_such_module_here:Net", (3, 32, 32), 10)
-    with pytest.raises(UnknownNameError, match=r"did you mean 'torch.nn:Linear'"):
+    with pytest.raises(UnknownNameError, match=r"torch\.nn:Linear"):
         build_model("torch.nn:Linera", (3,), 10)
 
 
@@ -87,9 +87,9 @@ def test_a_users_class(zoo):
 
 
 def test_output_that_does_not_fit(zoo):
-    with pytest.raises(InputError, match=r"does not fit the classes.*\(3,\).*\(10,\)"):
+    with pytest.raises(InputError, match=r"\(3,\).*\(10,\)"):
         build_model("zoo_of_models:Fixed", (4,), 10)
-    with pytest.raises(InputError, match="cannot take inputs"):
+    with pytest.raises(InputError, match="inputs of shape"):
         build_model("zoo_of_models:Fixed", (5,), 3)
     with pytest.raises(InputError, match="at least 2 classes"):
         build_model("mlp", (4,), 1)

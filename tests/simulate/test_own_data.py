@@ -100,7 +100,7 @@ def test_each_text_becomes_a_feature_that_is_0_or_1(tmp_path):
     test = table(tmp_path / "test.csv", [[1.0, "black", "cat", "t1"]], head=("a", "colour", "species", "town"))
     assert read(str(tmp_path / "zoo.csv"), test=test).x_test[0, 1:].tolist() == [0, 0, 0]
     names = [[a, f"name {i}", s, t] for i, (a, _, s, t) in enumerate(rows())]
-    with pytest.raises(InputError, match="120 different texts") as failure:
+    with pytest.raises(InputError, match="120") as failure:
         read(table(tmp_path / "names.csv", names, head=("a", "name", "species", "town")))
     assert "features" in failure.value.hint
 
@@ -108,7 +108,7 @@ def test_each_text_becomes_a_feature_that_is_0_or_1(tmp_path):
 def test_many_numbers_as_labels_are_a_regression(tmp_path):
     lines = [[i % 7, 100 + 37 * (i % 400), i % 5] for i in range(2000)]
     path = table(tmp_path / "houses.csv", lines, head=("rooms", "price", "street"))
-    with pytest.raises(InputError, match=r"400 different numbers in 2,000 samples") as failure:
+    with pytest.raises(InputError, match="400") as failure:
         read(path, label="price", client=None)
     assert "--task regression" in failure.value.hint
     assert read(path, label="price", client=None, target="number").target == "number"
@@ -141,7 +141,7 @@ def test_a_folder_of_images_by_class(tmp_path):
     several = OwnFile(path=str(draw_images(tmp_path / "several", sizes=((8, 6), (9, 9))))).load()
     assert several.shape == (64, 64, 3) and "64 x 64" in several.remarks[0]
     (tmp_path / "pets" / "train" / "cat" / "0.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"0\.png cannot be read as an image"):
+    with pytest.raises(DataError, match=r"0\.png"):
         OwnFile(path=str(tmp_path / "pets")).load()
 
 
@@ -155,26 +155,26 @@ def test_images_need_pillow(tmp_path, monkeypatch):
 
 def test_a_file_that_is_not_there_gets_the_name_of_one_that_is(tmp_path):
     table(tmp_path / "people.csv", rows())
-    with pytest.raises(DataError, match="There is no file") as failure:
+    with pytest.raises(DataError, match="no file") as failure:
         read(str(tmp_path / "peopel.csv"))
     assert "'people.csv'" in failure.value.hint
 
 
 def test_bad_tables(tmp_path):
     good = table(tmp_path / "zoo.csv", rows())
-    with pytest.raises(DataError, match=r"no column 'specie'.*\n.*did you mean 'species'"):
+    with pytest.raises(DataError, match="'species'"):
         read(good, label="specie")
-    with pytest.raises(DataError, match="There is no file or folder"):
+    with pytest.raises(DataError, match="no file"):
         read(str(tmp_path / "no.csv"))
     with pytest.raises(DataError, match="has no rows"):
         read(table(tmp_path / "empty.csv", []))
-    with pytest.raises(DataError, match="more than one column 'a'"):
+    with pytest.raises(DataError, match="column 'a'"):
         read(table(tmp_path / "twice.csv", rows(), head=("a", "a", "species", "town")))
-    with pytest.raises(InputError, match=r" 120 .*\n.*--task regression"):
+    with pytest.raises(InputError, match="--task regression"):
         read(good, label="a", features=("b",))
-    with pytest.raises(InputError, match=r"label 'fox' .* only in the test set"):
+    with pytest.raises(InputError, match="'fox'"):
         read(good, test=table(tmp_path / "test.csv", [[1.0, 2.0, "fox", "t1"]]))
-    with pytest.raises(InputError, match="it is the label or the client"):
+    with pytest.raises(InputError, match="label or the client"):
         read(good, features=("a", "town"))
     (tmp_path / "odd.txt").write_text("a")
     with pytest.raises(DataError, match="not a data file"):
@@ -187,20 +187,20 @@ def test_archives_and_folders(tmp_path):
     dataset = load_dataset("file", path=str(tmp_path / "a.npz"))
     assert dataset.remarks == () and dataset.writer_names == ("0", "1000", "2000", "3000", "4000")
     np.save(tmp_path / "x_train.npy", x)
-    with pytest.raises(DataError, match=r"has no y_train. It has: x_train"):
+    with pytest.raises(DataError, match="no y_train"):
         load_dataset("file", path=str(tmp_path))
     np.save(tmp_path / "y_train.npy", y)
     assert len(load_dataset("file", path=str(tmp_path)).y_test) == 6
     np.savez(tmp_path / "half.npz", x_train=x, y_train=y, x_test=x)
-    with pytest.raises(InputError, match="one of them is missing"):
+    with pytest.raises(InputError, match="missing"):
         load_dataset("file", path=str(tmp_path / "half.npz"))
     np.savez(tmp_path / "more.npz", x_train=x, y_train=y, client=y)
-    with pytest.raises(DataError, match=r"'client'.*\n.*did you mean 'clients'"):
+    with pytest.raises(DataError, match="'clients'"):
         load_dataset("file", path=str(tmp_path / "more.npz"))
     np.savez(tmp_path / "object.npz", x_train=np.array([{}, 1], dtype=object), y_train=y)
     with pytest.raises(DataError, match="plain arrays"):
         load_dataset("file", path=str(tmp_path / "object.npz"))
-    with pytest.raises(InputError, match=r"'data.client' is for tables"):
+    with pytest.raises(InputError, match=r"data\.client"):
         load_dataset("file", path=str(tmp_path / "a.npz"), client="c")
 
 
@@ -243,7 +243,7 @@ def test_a_configuration_finds_files_next_to_it(tmp_path):
         (tmp_path / "e.toml").write_text(text.replace("net.py:Net", name))
         with pytest.raises(InputError, match=message):
             prepare(Experiment.from_dict(read_table(tmp_path / "e.toml")))
-    with pytest.raises(ConfigError, match=r"In the section \[model\]: There is no file 'no.py'"):
+    with pytest.raises(ConfigError, match=r"\[model\].*no\.py"):
         Experiment.from_dict({"model": "no.py:Net"})
 
 
@@ -289,13 +289,13 @@ def test_a_custom_source(tmp_path):
         "class Other: ...\n"
     )
     assert isinstance(load_dataset(f"{tmp_path / 'source.py'}:Mine"), Dataset)
-    with pytest.raises(ConfigError, match="is the class Other, not a Source"):
+    with pytest.raises(ConfigError, match="Other, not a Source"):
         Experiment.from_dict({"data": f"{tmp_path / 'source.py'}:Other"})
 
 
 def test_flwr_datasets_must_be_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    with pytest.raises(MissingExtraError, match="flwr_datasets, which is not installed"):
+    with pytest.raises(MissingExtraError, match="flwr_datasets"):
         load_dataset("flwr", dataset="ylecun/mnist")
 
 
@@ -345,7 +345,7 @@ def test_a_frame_equals_its_file(tmp_path):
     ("options", "words"),
     [
         ({"label": "specie"}, "no column 'specie'.*did you mean 'species'.*label="),
-        ({"label": "species", "features": ["a", "b", "species"]}, "it is the label or the client"),
+        ({"label": "species", "features": ["a", "b", "species"]}, "label or the client"),
         ({"label": "species", "target": "token"}, "'class', 'number'"),
     ],
 )

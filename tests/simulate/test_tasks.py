@@ -164,11 +164,11 @@ def test_user_defined_functions(tmp_path):
     for changes, message in (
         ({"metric": mine + "worst", "higher_is_better": None}, "task.higher_is_better"),
         ({"loss": mine + "number"}, "not a function"),
-        ({"metric": mine + "nothing"}, "has no class 'nothing'"),
-        ({"loss": "huber_los"}, "did you mean 'huber_loss'"),
-        ({"metric": "accuracy", "higher_is_better": None}, "Known: rmse, mae, r2, loss"),
+        ({"metric": mine + "nothing"}, "'nothing'"),
+        ({"loss": "huber_los"}, "'huber_loss'"),
+        ({"metric": "accuracy", "higher_is_better": None}, "rmse, mae, r2, loss"),
         ({"metric": "r2"}, "'r2'"),
-        ({"name": "regresion", "higher_is_better": None}, "did you mean 'regression'"),
+        ({"name": "regresion", "higher_is_better": None}, "'regression'"),
     ):
         bad = {key: value for key, value in {**task, **changes}.items() if value is not None}
         with pytest.raises(ConfigError, match=message):
@@ -188,19 +188,19 @@ def test_user_defined_functions(tmp_path):
         (
             {"selectors": {"fedcbs": {}}},
             SignalError,
-            "'fedcbs' .* 'label-products' .* task 'regression' does not supply",
+            "'label-products'",
         ),
-        ({"selectors": {"flash": {}}}, SignalError, "'flash' .* which the task 'regression' does not supply"),
-        ({"scenario": {"partition": "dirichlet"}}, InputError, "'dirichlet' divides by class"),
-        ({"scenario": {"partition": "natural", "noise": {"level": 0.1}}}, InputError, "Label noise changes classes"),
-        ({"filter": "fedca"}, InputError, "'fedca' judges predicted classes"),
-        ({"local": {"steps": 1, "loss": "robust"}}, InputError, "robust loss needs a classifier's cross-entropies"),
-        ({"labels": "noisy"}, InputError, "'noisy' is about classes"),
-        ({"data": "synthetic"}, InputError, "predicts numbers; the dataset 'synthetic' is for classification"),
-        ({"task": "classification"}, InputError, "predicts a class; the dataset 'arrays' is for regression"),
+        ({"selectors": {"flash": {}}}, SignalError, "'flash' .* 'regression'"),
+        ({"scenario": {"partition": "dirichlet"}}, InputError, "'dirichlet'"),
+        ({"scenario": {"partition": "natural", "noise": {"level": 0.1}}}, InputError, "noise"),
+        ({"filter": "fedca"}, InputError, "'fedca'"),
+        ({"local": {"steps": 1, "loss": "robust"}}, InputError, "robust loss"),
+        ({"labels": "noisy"}, InputError, "'noisy'"),
+        ({"data": "synthetic"}, InputError, "'synthetic' is for classification"),
+        ({"task": "classification"}, InputError, "'arrays' is for regression"),
         ({"model": "torch.nn:Identity"}, InputError, r"it must give \(1,\)"),
-        ({"settings": [{"name": "a", "task": "regression"}]}, ConfigError, "has no key 'task'"),
-        ({"selectors": {"uniform": {"task": "regression"}}}, ConfigError, "has no parameter 'task'"),
+        ({"settings": [{"name": "a", "task": "regression"}]}, ConfigError, "'task'"),
+        ({"selectors": {"uniform": {"task": "regression"}}}, ConfigError, "'task'"),
     ],
 )
 def test_bad_tasks_are_refused_before_anything_is_written(tmp_path, changes, error, message):
@@ -242,9 +242,9 @@ def test_integers_reach_the_model_as_integers(tmp_path):
     shares = load(tmp_path / "out").column("uniform-s0", "metric")
     assert len(shares) == 4 and (shares >= 0).all() and (shares <= 1).all()
     assert "token-accuracy" in str(load(tmp_path / "out").leaderboards()[0])
-    with pytest.raises(InputError, match=r"must be integers to stay integers"):
+    with pytest.raises(InputError, match="integers"):
         from_arrays(text / 2, text, target="token")
-    with pytest.raises(InputError, match="cannot take whole numbers"):
+    with pytest.raises(InputError, match="whole numbers"):
         prepare(Experiment.from_dict(table(data=data, task="next-token")))
 
 
@@ -254,7 +254,7 @@ def test_targets_that_are_not_numbers():
     with pytest.raises(InputError, match="whole numbers"):
         from_arrays(np.zeros((10, 2)), np.linspace(0, 1, 10))
     good = numbers()
-    with pytest.raises(InputError, match="one type and one shape"):
+    with pytest.raises(InputError, match="one shape"):
         Dataset("x", good.x_train, good.y_train, good.x_test, np.hstack([good.y_test] * 2), 0, ())
 
 
