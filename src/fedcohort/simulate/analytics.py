@@ -63,10 +63,10 @@ class _SkewnessReport:
         return float(spearmanr(-self.ranking.win_rate, self.true_skewness).statistic)
 
 
-def rounds_needed(clients: int, cohort: int) -> int:
+def _rounds_needed(clients: int, cohort: int) -> int:
     """Return the rounds after which a client has dueled :data:`ROUNDS_PER_CLIENT` times on average.
 
-    >>> rounds_needed(200, 10)
+    >>> _rounds_needed(200, 10)
     400
     """
     return math.ceil(clients * ROUNDS_PER_CLIENT / cohort)
@@ -88,7 +88,7 @@ def rank_by_skewness(
     table : mapping
         A configuration; its data, scenario, model, cohort and first seed are used.
     rounds : int, optional
-        Default: :func:`rounds_needed`.
+        Default: as many as make a client duel :data:`ROUNDS_PER_CLIENT` times on average.
     level : float
         Level of the credible intervals.
     on_start : callable, optional
@@ -103,7 +103,7 @@ def rank_by_skewness(
             raise InputError(f"Clients duel with each other, so analytics needs at least two a round. Got {cohort}.")
         # A batch holds all data of a client, so its step is its full-batch gradient.
         local = LocalTraining(steps=1, batch_size=int(federation.train_sizes.max()), lr=_RATE)
-        options = replace(plan.options, rounds=rounds or rounds_needed(len(federation), cohort))
+        options = replace(plan.options, rounds=rounds or _rounds_needed(len(federation), cohort))
         return replace(plan, local=local, options=options)
 
     # A pool of all clients makes cohorts uniform; the update is the full-batch step.

@@ -91,6 +91,7 @@ def _more_seeds(present: Sequence[int], seeds: Sequence[int] | int) -> list[int]
         existing = set(present)
         fresh = (seed for seed in itertools.count() if seed not in existing)
         return [*present, *itertools.islice(fresh, seeds - len(present))]
+    # A seed that is already there is not an error: the command can be given twice.
     return list(dict.fromkeys([*present, *seeds]))
 
 

@@ -102,6 +102,7 @@ class NoisyCounts(LabelSharing):
         noise: CountNoise = GeometricNoise(epsilon=self.epsilon)
         if self.mechanism == "gaussian":
             noise = GaussianNoise(epsilon=self.epsilon, delta=self.delta)
+        # Noise makes counts negative or larger than a client; its size is public, so they can be fitted to it.
         rows = [fit_counts(noise.simulate(row, rng), float(row.sum())) for row in counts]
         return LabelKnowledge(LabelCounts(rows), bytes_up=8 * counts.size)
 
@@ -118,6 +119,7 @@ class _EncryptedCounts(LabelSharing):
 
         if not len(counts):
             raise InputError("There are no clients, so there are no label counts to seal.")
+        # Keys are made before the clock starts, because they are made once and used in every round.
         keys = {str(i): ClientKey.fresh() for i in range(len(counts))}
         secret = make_keys(counts.shape[1], MAX_SIZE)
         seals = {name: LabelSeal(secret.public, key) for name, key in keys.items()}

@@ -19,6 +19,7 @@ def memory_limit() -> int:
     limits = [sys.maxsize]
     with contextlib.suppress(ValueError, OSError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    # A container's files say "max" if it has no limit.
     for path in _LIMITS:
         with contextlib.suppress(ValueError, OSError):
             limits.append(int(Path(path).read_text()))

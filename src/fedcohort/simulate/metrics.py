@@ -50,6 +50,7 @@ class Metric:
         """Return the metric that the section ``[task]`` of a configuration names, by default accuracy."""
         if not isinstance(task, Mapping) or not isinstance(task.get("metric"), str):
             return cls()
+        # A function of the user's is shown without the file it is in.
         name = task["metric"]
         return cls(name.rpartition(":")[2], bool(task.get("higher_is_better", True)), name in _SHARES)
 
@@ -95,6 +96,7 @@ class Curve:
 
     def __init__(self, rounds: ArrayLike, accuracy: ArrayLike) -> None:
         x, y = np.asarray(rounds, np.int64), np.asarray(accuracy, np.float64)
+        # Rounds between two evaluations have no accuracy.
         evaluated = ~np.isnan(y)
         self.rounds: IntArray = x[evaluated]  # (e,) ascending, from 0
         self.accuracy: FloatArray = y[evaluated]  # (e,) or another score, for which higher is better
@@ -130,6 +132,7 @@ def relative_improvement(terminal: float, baseline: float, iid: float) -> float:
     >>> round(relative_improvement(0.725, 0.697, 0.74), 3)  # FedACS, Table I, low heterogeneity, from rounded figures
     0.651
     """
+    # If a baseline loses nothing, there is nothing to recover.
     lost = iid - baseline
     return (terminal - baseline) / lost if lost else float("nan")
 
@@ -196,6 +199,7 @@ class Participation:
 
     def add(self, round_: int, cohort: IntArray) -> None:
         """Count the cohort of a round; rounds come in order."""
+        # An absence ends when a client takes part again; one that still lasts is counted when somebody asks.
         if len(cohort):
             self._longest = max(self._longest, round_ - 1 - int(self._last[cohort].min()))
             self.counts[cohort] += 1

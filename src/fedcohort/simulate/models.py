@@ -64,6 +64,7 @@ def build_model(
     torch.Size([2, 10])
     """
     shape = tuple(int(side) for side in input_shape)
+    # With a single class the loss is always zero.
     if output is None and classes < 2:
         raise InputError(f"A classifier needs at least 2 classes. Got {classes}.")
     try:
@@ -131,6 +132,7 @@ def _check_output(model: nn.Module, name: str, shape: Shape, expected: Shape, in
 def _dense(shape: Shape, widths: Sequence[int], classes: int) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Flatten()]
     sides = [math.prod(shape), *widths, classes]
+    # No ReLU after the last layer, whose outputs are logits.
     for inputs, outputs in itertools.pairwise(sides):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])

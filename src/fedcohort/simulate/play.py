@@ -35,6 +35,7 @@ def play(simulation: Simulation, console: Console, *, until: float = math.inf) -
         When to stop after the current round, by ``time.monotonic``.
     """
     experiment, prepared = simulation.experiment, simulation.prepared
+    # First, because what was changed in the user's data explains everything below.
     for dataset in prepared.datasets.values():
         for remark in dataset.remarks:
             say(console, f"note: {remark}")

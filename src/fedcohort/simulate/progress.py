@@ -93,18 +93,21 @@ class Progress(Listener):
     def _rows(self) -> list[tuple[str, int, str, str]]:
         """Return name, round of the slowest run, mean score and special states of each selector and setting."""
         groups: dict[str, list[tuple[RunInfo, float | None]]] = {}
+        # Runs that differ only in their seed share a row.
         for run, value in self._latest.values():
             groups.setdefault(f"{run.label} {run.setting.get('name', '')}".strip(), []).append((run, value))
         rows = []
         for name, members in groups.items():
             known = [value for _, value in members if value is not None]
             mean = self._metric.value(self._metric.score(sum(known) / len(known))) if known else ""
+            # Running is what everybody expects, so it is not said.
             states = ", ".join(sorted({run.state for run, _ in members} - {"running"}))
             rows.append((name, min(run.rounds_done for run, _ in members), mean, states))
         return rows
 
     def __str__(self) -> str:
         """Say in one line how far it is."""
+        # Only rounds of this call count: a resumed experiment had its first rounds in another time.
         pace = (self._done - self._first) / max(time.monotonic() - self._began, 1e-9)
         left = f", about {(self._total - self._done) / pace:.0f} s left" if self._state == "running" and pace else ""
         return f"{self._state}: {self._done:,} of {self._total:,} rounds, {pace:.3g} rounds/s{left}"

@@ -144,6 +144,7 @@ class Simulation:
             engines = parse_engines(saved.get(plan.id, {}).get("engines"))
             if engines:
                 known.setdefault(group_key(plan), {})[engines[-1][1]] = plan.id
+        # Groups with the same key train the same way, so their rounds are compared.
         for number, places in self.prepared.groups.items():
             alike = known.get(group_key(self.experiment.plans[places[0]]), {})
             if alike and not self.has_ended(number):
@@ -222,6 +223,7 @@ class Simulation:
         if self.resumed:
             return ExperimentWriter(self.out)
         writer = ExperimentWriter.create(self.out)
+        # All settings share the dataset in memory, so there is at most one.
         kept = next((p.data.source for p in self.experiment.plans if isinstance(p.data.source, InMemory)), None)
         if kept is not None:  # otherwise nobody could continue it
             write_atomically(self.out / MEMORY_FILE, to_npz(kept.dataset))
@@ -392,6 +394,7 @@ class Simulation:
                 self._checkpoint(number, group)
             return "finished" if group.done else "interrupted"
         finally:
+            # Also after an error: a group holds threads and open journals.
             group.close()
 
     def begin(self, number: int, group: Group) -> None:

@@ -41,6 +41,7 @@ class Task(Parameterized):
 
     loss: str = param(dataclasses.MISSING, Text(), _LOSS)
     metric: str = param(dataclasses.MISSING, Text(), _METRIC)
+    # Of known metrics it is known, and filled in.
     higher_is_better: bool | None = param(None, Optional(Boolean()), "the direction of your own metric")
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ class DataOptions(Parameterized):
     name: str = param("digits", Text(), "a dataset of fedcohort.simulate.data")
     folder: str | None = param(None, Optional(Text()), "where datasets are stored; None: the usual places")
     download: bool = param(False, Boolean(), "download the dataset if it is not found")
+    # Built from the section's other keys.
     source: Source = field(default_factory=Digits)
 
     @cached_property
@@ -38,12 +39,14 @@ class ModelOptions(Parameterized):
 class RunOptions(Parameterized):
     """The section ``[run]``."""
 
+    # When a run ends. Whatever comes first counts.
     rounds: int = param(100, Interval(int, 1, 10**7), "rounds of training")
     seconds: float | None = param(
         None,
         Optional(Interval(float, 0, None, "neither")),
         "simulated seconds after which a run ends, once its current round is over; None: after its rounds",
     )
+    # How many clients work, and when a round closes.
     cohort: int | str = param(
         10,
         Either(Interval(int, 1, None), OneOf(("all",))),
@@ -84,6 +87,7 @@ class RunOptions(Parameterized):
         LATE_REPLIES,
         "what happens to models that arrive after their round has closed: 'count' averages them in the next round",
     )
+    # What is measured, and how it is reported.
     eval_every: int = param(
         1, Interval(int, 1, None), "rounds between evaluations on the test set; the last is always evaluated"
     )
@@ -109,6 +113,7 @@ class RunOptions(Parameterized):
     shadows: tuple[str, ...] = param(
         (), ListOf(Text()), "labels of selectors that shadow every run; what they would have picked is recorded"
     )
+    # Where and how it is computed. Other devices and precisions round differently.
     device: str = param("auto", Text(), "auto, cpu, cuda or cuda:N")
     workers: int | None = param(
         None, Optional(Interval(int, 1, 4096)), "threads for CPU training; None: one per usable core"

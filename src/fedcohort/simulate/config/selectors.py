@@ -30,6 +30,7 @@ def selector_entries(selectors: object, known: Table | None = None) -> dict[str,
     >>> selector_entries(["uniform", {"eager": {"name": "fedcor", "warmup": 5}}])
     {'uniform': {}, 'eager': {'name': 'fedcor', 'warmup': 5}}
     """
+    # A text is iterable, too, and so is a mapping.
     if isinstance(selectors, (str, Mapping, Selector, type)):
         selectors = [selectors]
     entries: dict[str, Any] = {}

@@ -36,6 +36,7 @@ def parse_sweeps(items: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
             )
         if parameter in sweep.get(label, {}):
             raise ConfigError(f"The sweep over {label}.{parameter} is given twice.")
+        # As a TOML list, so that values may be lists or texts with commas in them.
         try:
             values = list(parse_toml(f"values = [{text}]")["values"])
         except tomllib.TOMLDecodeError:

@@ -35,6 +35,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise
     except ValueError as error:  # a date that does not exist, an integer of thousands of digits
         raise tomllib.TOMLDecodeError(str(error)) from error
+    # Level by level and not recursively: the parser accepts more depth than Python's stack.
     level: list[Any] = [table]
     for _ in range(MAX_DEPTH):
         inner = [value.values() if isinstance(value, dict) else value for value in level]

@@ -69,6 +69,7 @@ class Dataset:
             if not valid:
                 raise InputError(f"The dataset {self.name!r} cannot be used: {problem}.", hint=hint)
 
+        # In this order each check may rely on those before it.
         train, test = (self.x_train, self.y_train, self.writers), (self.x_test, self.y_test, self.writers_test)
         for part, (x, y, writers) in (("training", train), ("test", test)):
             shaped = x.ndim >= 2 and y.ndim in (1, 2) and len(x) == len(y) > 0
@@ -242,6 +243,7 @@ def from_arrays(
             largest = max(int(part.max(initial=-1)) for part in targets)
             classes = largest + 1 if class_names is None else len(class_names)
         integer(classes, "'classes'", least=0)
+    # Of training samples only: a separate test set is the server's.
     owners = None
     if writers is not None:
         owners, writer_names = _owners(name, writers, writer_names)

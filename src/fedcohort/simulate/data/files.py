@@ -50,6 +50,7 @@ def content_error(path: Path, problem: str) -> DataError:
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, AnyArray]:
     """Return the named arrays of a NumPy archive."""
     with file_errors(path, "a NumPy archive"):
+        # Reads only headers, and refuses what claims to be far larger than any of these datasets.
         names = array_shapes(path)
         missing = [key for key in keys if key not in names]
         if missing:
@@ -170,6 +171,7 @@ def read_cifar_batch(path: Path, member: str | None) -> tuple[AnyArray, AnyArray
 
 
 def _parse_batch(path: Path, file: IO[bytes]) -> tuple[AnyArray, AnyArray]:
+    # Python 2 wrote these files, so their keys and texts are bytes.
     batch = _ArrayUnpickler(file, encoding="bytes").load()
     if not isinstance(batch, dict):
         raise content_error(path, "it holds no table")

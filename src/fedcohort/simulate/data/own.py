@@ -42,6 +42,7 @@ def data_section(name: str) -> dict[str, str]:
     {'name': 'file', 'path': 'people.csv'}
     """
     hub, colon, dataset = name.partition(":")
+    # Before paths are looked at: a hub's datasets have a slash in their names, too.
     if hub + colon in _HUBS:
         return {"name": _HUBS[hub + colon], "dataset": dataset}
     if ":" in name or name in DATASETS:
@@ -73,6 +74,7 @@ class InMemory(Source):
 
 def to_npz(dataset: Dataset) -> bytes:
     """Return a dataset as the npz archive that the source "file" reads."""
+    # The names under which OwnFile looks for them.
     arrays: dict[str, AnyArray] = {
         "x_train": dataset.x_train,
         "y_train": dataset.y_train,
@@ -136,6 +138,7 @@ class OwnFile(Source):
                 f"There is no file or folder {path} to load data from.",
                 hint=f"did you mean {near!r}?" if near else "is the path relative to another folder?",
             )
+        # By its name, as everybody's tools do; a file's first bytes do not tell a CSV from other text.
         if path.suffix in _TABLES:
             if self.target == "token" or self.integers:
                 raise InputError(f"A table such as {path} holds no sequences of tokens.", hint="give an npz archive")
@@ -150,6 +153,7 @@ class OwnFile(Source):
         path = Path(self.with_absolute_paths(folder).path)
         if path.suffix in _TABLES:
             return self.client is not None
+        # Only the names of the arrays are read: this is asked before anybody decides to load the data.
         if path.is_dir():
             return (path / "clients.npy").is_file()
         try:
@@ -202,6 +206,7 @@ def _read_arrays(path: Path, target: Target) -> tuple[dict[str, AnyArray], tuple
             )
     except (ArchiveError, *DAMAGE) as error:
         raise DataError(f"{path} cannot be read as plain arrays: {error}.") from error
+    # A folder with arrays may hold pictures as well, for people to look at.
     if not arrays and (pictures := read_pictures(path)) is not None:
         if target != "class":
             raise InputError(f"{path} is a folder of images, which have classes.", hint="leave out --task")
@@ -267,6 +272,7 @@ def from_pandas(
     """
     text(name, "'name'")
     columns = (features,) if isinstance(features, str) else texts(features, "'features'", "columns")
+    # A frame is read as a file with these columns would be, so both give the same dataset.
     options = OwnFile(
         path=name or "frame",
         label=label,
@@ -305,6 +311,7 @@ class HuggingFaceDataset(Source):
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
         """Load it with its library, which downloads what is missing."""
         try:
+            # Both libraries keep what they download in their own cache.
             splits = [self._split(self.train), self._split(self.test)]
         except ImportError as error:
             raise MissingExtraError(
@@ -325,6 +332,7 @@ class HuggingFaceDataset(Source):
         writers = None
         if self.client is not None:
             writers = columns_of(splits[0], self.inputs, self.client, f"the split {self.train!r}")[1]
+            # Columns of text arrive as Python objects.
             if writers.dtype.kind not in "iu":
                 writers = writers.astype(np.str_)
         dataset = from_arrays(x, y, x_test, y_test, name=self.dataset, writers=writers)

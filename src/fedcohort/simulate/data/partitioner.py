@@ -55,6 +55,7 @@ def from_flwr_partitioner(
         columns_of(partitioner.load_partition(k), image_key, label_key, f"partition {k} of the partitioner")
         for k in range(count)
     ]
+    # Client by client, in the order of the partitions.
     x, y = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     x_test, y_test = (None, None) if test is None else columns_of(test, image_key, label_key, "the test set")
     return from_arrays(

@@ -100,6 +100,7 @@ class Digits(Source):
         raw = load_digits()
         x = np.rint(raw.images * (255.0 / 16.0)).astype(np.uint8)
         y = raw.target.astype(np.int64)
+        # Not drawn: everybody has the same test set, whatever the seed.
         test = stratified_test(y)
         return Dataset(self.name, x[~test], y[~test], x[test], y[test], 10, _DIGITS, source="scikit-learn")
 
@@ -130,6 +131,7 @@ class Synthetic(Source):
         sizes = (self.samples, self.test_samples)
         sample_bytes = sum(sizes) * (4 * features + 16)
         check_memory("The synthetic data", sample_bytes + self.classes * self.modes * features * 8)
+        # A stream for each purpose, so that more samples do not change the centres.
         directions = rng.stream(self.seed, rng.DATA, 0).standard_normal((self.classes, self.modes, features))
         directions /= np.linalg.norm(directions, axis=2, keepdims=True)
         # Random directions are nearly orthogonal, so centres of radius r are r * sqrt(2) apart.
@@ -165,6 +167,7 @@ class FileSource(Source):
                 if found is not None:
                     log.info("read %s from %s", self.name, found.source)
                     return found
+        # Only now: a copy that somebody has put into a folder always comes first.
         if download and self.resources:
             target = download_folder(folder) / self.subfolders[0]
             for resource in self.resources:
@@ -213,6 +216,7 @@ def assemble(
     writers: tuple[IntArray | None, IntArray | None, tuple[str, ...] | None] = (None, None, None),
 ) -> Dataset:
     """Make a dataset of arrays that were read from ``where``, which errors name."""
+    # Checked before the dataset does, because here the file can be named.
     for part in ("train", "test"):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if x.shape[1:] != shape or x.dtype != np.uint8:
@@ -266,6 +270,7 @@ class _Published(FileSource):
         where, arrays = found
         data = assemble(self.name, where, arrays, class_names=self.labels, shape=self.shape)
         size = len(data.y_train)
+        # Excerpts are welcome, for tests and demonstrations, but nobody has published their checksums.
         if self.check and size != self.full_size:
             log.warning("%s has %d training samples, not %d, so it is not checked", where, size, self.full_size)
         elif self.check:
@@ -304,6 +309,7 @@ class _MnistLike(_Published):
         if where is not None:
             return where, files.read_npz(where, _PARTS)
         names = {key: (*plain, *(f"{name}.gz" for name in plain)) for key, plain in _IDX.items()}
+        # None of the files: another folder may have them. Only some of them is an error, which names what lacks.
         if not any(first_file(folder, each) for each in names.values()):
             return None
         return folder, {
@@ -401,6 +407,7 @@ class Cifar10(_Published):
     def arrays(self, folder: Path) -> tuple[Path, dict[str, AnyArray]] | None:
         """Read the first format that the folder has."""
         where: Path | None
+        # The formats in which CIFAR-10 is passed on, the quickest to read first.
         if (where := first_file(folder, ("cifar10.npz",))) is not None:
             return where, files.read_npz(where, _PARTS)
         if first_file(folder, _CIFAR_DELTA) is not None:

@@ -26,6 +26,7 @@ _SHOWN = 5
 def dataset_of_tables(name: str, tables: list[TableFile], options: OwnFile) -> Dataset:
     """Make a dataset from a table for training and, optionally, one for testing."""
     first, label, client = tables[0], options.label, options.client
+    # In the order of the table, so that the same file always gives the same model.
     features = options.features or tuple(n for n in first.names if n not in (label, client))
     if not features:
         raise DataError(f"{first.title} has no column to learn from except {label!r}.")
@@ -69,6 +70,7 @@ def dataset_of_tables(name: str, tables: list[TableFile], options: OwnFile) -> D
         seed=options.seed,
         writers=None if client is None else first.owners(client),
     )
+    # With the mean and deviation of the training set, so that nothing of the test set leaks into training.
     if options.standardise:
         mean, deviation = (getattr(dataset.x_train, of)(axis=0, dtype=np.float64) for of in ("mean", "std"))
         scaled = np.array(is_number)  # of a column of zeros and ones, a rare one would become large
@@ -170,6 +172,7 @@ class TableFile:
         """Return a column without missing values: numbers, or texts."""
         column = self._table.column(name).combine_chunks()
         self._refuse(name, np.asarray(column.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)), "is missing")
+        # A categorical column of pandas.
         if hasattr(column, "dictionary_decode"):
             column = column.dictionary_decode()
         values = np.asarray(column.to_numpy(zero_copy_only=False))

@@ -97,6 +97,7 @@ class DeviceProgram:
             products_of = "tf32x3" if precision == "single" else "tf32"
             if usable(torch.cuda.current_device() if device.index is None else device.index, products_of):
                 net.fuse(products_of)
+        # From here on all arrays are on the device: a training step never waits for the host.
         store = store.to(device)
         self.x, self.sample, self.label, self.targets = store.x, store.sample, store.label, store.targets
         self.crops = crop_table(store.shape).to(device) if local.augment else None
@@ -112,6 +113,7 @@ class DeviceProgram:
         inverse[net.order[is_param]] = torch.arange(len(net.order))[is_param]
         self.inverse = inverse.to(device)
         self.straight = len(net.order) == net.n_params and bool((net.order == torch.arange(net.n_params)).all())
+        # Compared with the labels, it gives their one-hot vectors.
         self._class = torch.arange(classes, device=device)
         self._tables: dict[tuple[int, tuple[int, ...], bool, float], _StepBuffers] = {}
         self._most = 2**62  # jobs in a stack, and elements of activations in evaluation, that fit into memory
@@ -190,6 +192,7 @@ class DeviceProgram:
         batches = _Batches(table, self.local, chunks * unrolled, jobs, width, self.net.draws)
         pulled = prox != 0.0 or correction is not None
         with products(self.precision, self.device):
+            # From one call to the next only contents change, never addresses, or a graph could not be replayed.
             t = self._prepare(jobs, widths, pulled, prox)
             pseudo = self._pseudo_labels(table, models) if t.pseudo is not None else None
             t.vectors[:count] = start
@@ -273,6 +276,7 @@ class DeviceProgram:
 
     def _unroll(self, t: _StepBuffers, prox: float) -> None:
         """Do the U steps in the buffers for all jobs; a job that is done has rate 0."""
+        # The pull of FedProx to the global model is weight decay, and a constant that _train has put into "pull".
         decay = self.local.weight_decay + prox
         jobs = t.slots.shape[1]
         position, label = self.sample[t.slots], self.label[t.slots]
@@ -406,6 +410,7 @@ class DeviceProgram:
         """
         per_sample = max(8 * self.x.shape[1], 1024)  # roughly the number of elements of its activations
         filled = np.flatnonzero(spans.count)
+        # Sorted by model, so that each model's samples are neighbours.
         filled = filled[np.argsort(spans.run[filled], kind="stable")]
         run, count = spans.run[filled], spans.count[filled]
         before = np.cumsum(count) - count

@@ -38,6 +38,7 @@ class JobTable:
     def of(jobs: Jobs, spans: Spans, store: Store, local: LocalTraining) -> JobTable:
         """Add to jobs where their clients' samples are, and how many steps they make."""
         client, round_, seed = (np.asarray(values, np.int64) for values in (jobs.client, jobs.round, jobs.seed))
+        # Where all clients make as many steps as the largest, its epochs also decide when rates decay.
         longest = spans.count if local.epochs_of_largest is None else store.largest[jobs.federation]
         per_epoch = -(-longest // local.batch_size)
         if jobs.steps is not None:
@@ -46,6 +47,7 @@ class JobTable:
             steps = np.full(len(jobs), local.steps, dtype=np.int64)
         else:
             steps = (local.epochs or local.epochs_of_largest or 0) * per_epoch
+        # A client without samples takes part, and returns the model that it received.
         steps = np.where(spans.count > 0, steps, 0)
         return JobTable(spans.run, spans.first, spans.count, steps, client, round_, seed, np.maximum(per_epoch, 1))
 
@@ -68,6 +70,7 @@ class JobTable:
         for name in ("seed", "round", "client", "n", "steps"):
             jobs[name] = getattr(self, name)
         jobs["base"], jobs["start"], jobs["stride"], jobs["row"] = base, start, stride, row
+        # The compiled code expects at least one sample and one step of each job.
         draw_batches(jobs[self.steps > 0], local, out)
 
     def crops(self, job: int, local: LocalTraining) -> IntArray:

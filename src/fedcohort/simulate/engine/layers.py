@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedcohort.simulate.engine.flat import FlatModel, Slot
-from fedcohort.simulate.engine.images import fold, patches, pool, unpool
 
 if TYPE_CHECKING:
     from fedcohort.simulate.engine.fused import FusedConvolution
@@ -74,6 +73,7 @@ class Dense(Layer):
     def place(self, order: Order) -> None:
         """Permute the weight if its inputs are an image, which is channels-last here."""
         index = _positions(self.weight)
+        # An image was flattened channels-first when the module was written, and is flattened channels-last here.
         if order.folded is not None:
             index = index.view(-1, *order.folded).permute(0, 2, 3, 1).reshape(index.shape)
             order.folded = None
@@ -91,6 +91,51 @@ class Dense(Layer):
         torch.bmm(delta.transpose(1, 2), saved.pop(), out=self.weight.of(out))
         torch.sum(delta, 1, out=self.bias.of(out))
         return delta if self.first else torch.bmm(delta, self.weight.of(vectors))
+
+
+# -- images (N, H, W, C) --------------------------------------------------------------------------------------------
+
+
+def _patches(x: torch.Tensor, kernel: tuple[int, int], depth: int) -> torch.Tensor:
+    """Return every window of ``x`` (N, H, W, C) as a row, (N, high, wide, depth), padded with zeros."""
+    rows, columns = kernel
+    n, height, width, channels = x.shape
+    high, wide = height - rows + 1, width - columns + 1
+    s = x.stride()
+    # A view of all windows without a copy; a single copy then stores them as rows.
+    window = x.as_strided((n, high, wide, rows, columns, channels), (*s[:3], s[1], s[2], s[3]))
+    out = torch.empty(n, high, wide, depth, dtype=x.dtype, device=x.device)
+    used = rows * columns * channels
+    out[..., :used].view(window.shape).copy_(window)
+    if depth > used:
+        out[..., used:].zero_()
+    return out
+
+
+def _fold(spread: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Sum windows (N, high, wide, rows, columns, C) back onto the image (N, H, W, C) they were taken from."""
+    n, high, wide, rows, columns, channels = spread.shape
+    x = torch.zeros(n, height, width, channels, device=spread.device, dtype=spread.dtype)
+    for row in range(rows):
+        for column in range(columns):
+            x[:, row : row + high, column : column + wide] += spread[:, :, :, row, column]
+    return x
+
+
+def _pool(x: torch.Tensor, kernel: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the maximum of each window of ``x`` (N, H, W, C), and where it is, for :func:`_unpool`."""
+    window = list(kernel)
+    pooled, where = torch.ops.aten.max_pool2d_with_indices(x.permute(0, 3, 1, 2), window, window)
+    return pooled.permute(0, 2, 3, 1), where
+
+
+def _unpool(delta: torch.Tensor, where: torch.Tensor, x: torch.Tensor, kernel: tuple[int, int]) -> torch.Tensor:
+    """Put each derivative where the maximum was; ``x`` is the input of :func:`_pool`."""
+    window = list(kernel)
+    back: torch.Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+        delta.permute(0, 3, 1, 2), x.permute(0, 3, 1, 2), window, window, [0, 0], [1, 1], False, where
+    )
+    return back.permute(0, 2, 3, 1)
 
 
 class Relu(Layer):
@@ -147,6 +192,7 @@ class Convolution(Layer):
             weight=self.weight.offset,
             depth=self.weight.shape[0],
         )
+        # The kernels read a bias behind its weight, which place() guarantees.
         assert self.bias.offset == self.weight.offset + self.weight.numel
         if shape.fits:
             self.fused = FusedConvolution(shape, precision)
@@ -162,7 +208,7 @@ class Convolution(Layer):
         if above or beside:
             x = F.pad(x, (0, 0, beside, beside, above, above))
         models, batch, height, width, _ = x.shape
-        windows = patches(x.flatten(0, 1), self.kernel, self.weight.shape[0])
+        windows = _patches(x.flatten(0, 1), self.kernel, self.weight.shape[0])
         high, wide = windows.shape[1:3]
         windows = windows.view(models, batch * high * wide, -1)
         if saved is not None:
@@ -172,7 +218,7 @@ class Convolution(Layer):
         # ReLU and max-pooling commute, and the bias is the same for a whole window. If pooling comes first, bias and
         # ReLU touch only a quarter of the numbers.
         if self.pool != (1, 1):
-            pooled, where = pool(y, self.pool)
+            pooled, where = _pool(y, self.pool)
             if saved is not None:
                 saved += [y, where]
             y = pooled
@@ -196,7 +242,7 @@ class Convolution(Layer):
         images = delta.flatten(0, 1)
         if self.pool != (1, 1):
             where, pooled = saved.pop(), saved.pop()
-            images = unpool(images, where, pooled, self.pool)
+            images = _unpool(images, where, pooled, self.pool)
         (height, width), windows = saved.pop(), saved.pop()
         _, high, wide, outputs = images.shape
         flat = images.reshape(j, batch * high * wide, outputs)
@@ -205,7 +251,7 @@ class Convolution(Layer):
             return delta
         depth = self.kernel[0] * self.kernel[1] * self.image[0]
         spread = torch.bmm(flat, self.weight.of(vectors)[:, :depth].transpose(1, 2))
-        x = fold(spread.view(j * batch, high, wide, *self.kernel, -1), height, width)
+        x = _fold(spread.view(j * batch, high, wide, *self.kernel, -1), height, width)
         x = x.view(j, batch, height, width, -1)
         above, beside = self.padding
         return x[:, :, above : height - above, beside : width - beside] if above or beside else x
@@ -237,7 +283,7 @@ class MaxPool(Layer):
     def forward(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None) -> torch.Tensor:
         """Return the maxima."""
         images = x.flatten(0, 1)
-        pooled, where = pool(images, self.kernel)
+        pooled, where = _pool(images, self.kernel)
         if saved is not None:
             saved += [images, where]
         return pooled.reshape(*x.shape[:2], *pooled.shape[1:])
@@ -245,7 +291,7 @@ class MaxPool(Layer):
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Return the derivative, which is 0 beside the maxima."""
         where, images = saved.pop(), saved.pop()
-        back = unpool(delta.flatten(0, 1), where, images, self.kernel)
+        back = _unpool(delta.flatten(0, 1), where, images, self.kernel)
         return back.reshape(*delta.shape[:2], *images.shape[1:])
 
 

@@ -67,6 +67,7 @@ class ModuleBackend:
         workers: int | None = None,
         precision: str = "tf32",
     ) -> None:
+        # On the CPU this is the engine's own store, not a copy.
         self._store, self._local, self._device = store.to(device), local, device
         self._own, self._losses = losses, losses or cross_entropy
         self._precision = precision
@@ -167,6 +168,7 @@ class ModuleBackend:
 
     def outputs(self, models: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
         """Return the outputs (M, V, ...) of models on rows of the data."""
+        # In pieces, so that all workers are busy even with a single model.
         parts = torch.split(self._store.x[rows], _CHUNK)
         found = [[torch.empty(0)] * len(parts) for _ in models]
 
@@ -186,6 +188,7 @@ class ModuleBackend:
         while len(self._models) < workers:  # they share what is frozen
             frozen = {id(p): p for p in self._models[0].module.parameters() if not p.requires_grad}
             self._models.append(FlatModel(copy.deepcopy(self._models[0].module, frozen)))
+        # A queue and not one module per thread: threads of the pool come and go, modules stay.
         free: SimpleQueue[FlatModel] = SimpleQueue()
         for flat in self._models:
             free.put(flat)

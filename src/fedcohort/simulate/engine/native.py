@@ -126,6 +126,7 @@ class NativeBackend:
         if self._crops is not None:
             description["crops"] = address(self._crops)
         self._classes = int(description["width"][description["layers"]])
+        # One record for all units; only "prox" changes between calls.
         self._settings = np.zeros((), _SETTINGS)
         for name in ("weight_decay", "momentum"):
             self._settings[name] = getattr(local, name)

@@ -95,7 +95,9 @@ def train_plain(
     module, parameters = flat.module, flat.parameters
     start = [p.detach().clone() for p in parameters] if prox else None
     shift = None if correction is None else flat.split(correction)
+    # A client that takes part again starts without momentum: the server averages models, not optimisers.
     velocity = [torch.zeros_like(p) for p in parameters] if local.momentum else None
+    # By the model that was received: FLASH fixes pseudo-labels for the whole round.
     pseudo = pseudo_labels(module, x if rows is None else x[rows]) if local.loss == "robust" else None
     rates = local.lr_schedule(round, len(plan.counts), batches_per_epoch or local.batches_per_epoch(len(y)))
     table = crop_table(tuple(x.shape[1:])).to(x.device) if crops is not None else None
@@ -118,6 +120,7 @@ def train_plain(
                 loss = F.cross_entropy(logits, targets)
             else:
                 loss = robust_loss(logits, targets, pseudo[batch], local).mean()
+            # None and not zero, so that a parameter without a part in this loss is known below.
             for parameter in parameters:
                 parameter.grad = None
             with own_code():

@@ -91,6 +91,7 @@ class FunctionalNet(StackedNet):
         self.order = torch.arange(flat.n_params)
         buffers = [slot.name for slot in flat.slots if slot.offset >= flat.n_trainable]
         self._module = _WithState(self.flat.module, buffers)
+        # Tried on the original, because the copy computes some layers by our rules.
         self.draws = draws_random_numbers(flat.module, sample, dtype)[0]
         self._try_out()
 

@@ -50,6 +50,7 @@ class Store:
             mean, deviation = self.targets.double().mean(0), self.targets.double().std(0, correction=0)
             self.unit = mean.float(), torch.where(deviation > 0, deviation, 1.0).float()
             self.targets = (self.targets - self.unit[0]) / self.unit[1]
+        # All federations in one array: a job of any of them is a range of slots.
         self.sample = torch.from_numpy(np.concatenate([f.indices for f in federations]).astype(np.int64))
         self.label = torch.from_numpy(np.concatenate([f.labels for f in federations]).astype(np.int64))
         starts = np.cumsum([0, *(len(f.indices) for f in federations)])
@@ -85,6 +86,7 @@ class Store:
         """Return where the samples of clients are stored: those they train on, or those of their validation sets."""
         at = self._before[federation] + client
         first, count = self._first[at], self._train[at]
+        # A client's validation samples are stored behind those it trains on.
         if part == "validation":
             first, count = first + count, self._size[at] - count
         return Spans(run, first, count)
@@ -99,6 +101,7 @@ def _samples(parts: Sequence[AnyArray], features: int) -> torch.Tensor:
     """Return the samples of all parts, flattened, and scaled so that the first part is standardised."""
     if parts[0].dtype.kind == "i":  # tokens and categories are not scaled
         return torch.from_numpy(np.concatenate([np.asarray(x, np.int64).reshape(len(x), -1) for x in parts]))
+    # One matrix for all, so that a batch can have rows of any part.
     samples = _allocate(sum(map(len, parts)), features)
     shift, scale = standardisation(parts[0])
     first = 0

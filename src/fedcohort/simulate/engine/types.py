@@ -18,6 +18,7 @@ class ClientData:
     set and are not trained on.
     """
 
+    # Several clients may own the same sample, and label it differently.
     indices: IntArray  # (total,) positions in the training set, client by client
     offsets: IntArray  # (N + 1,)
     labels: IntArray  # (total,) labels as the clients see them
