@@ -17,9 +17,8 @@ from fedcohort_bench.benchmark.suite import (
     OWN_ROUNDS,
     BenchmarkSetting,
     Size,
-    drawn_settings,
     experiment_table,
-    natural_settings,
+    settings_of,
 )
 
 _FEWEST = 5  # training samples of a class, to be divided among clients, their validation data and the server
@@ -51,7 +50,7 @@ def own_table(
     dataset = load_data(plan)
     natural = dataset.writers is not None
     size = own_size(dataset)
-    possible, reasons = _possible(natural_settings() if natural else drawn_settings(size), dataset, size, seeds)
+    possible, reasons = _possible(settings_of(size, natural=natural), dataset, size, seeds)
     for name in settings:
         if name in reasons:
             raise InputError(f"The setting {name!r} does not suit these data: {reasons[name]}")

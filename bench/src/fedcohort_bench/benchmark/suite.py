@@ -1,7 +1,12 @@
-"""Define what the benchmark runs: settings, seeds and training. Any change to them makes a new version."""
+"""Define what the benchmark runs: settings, seeds and training. Any change to them makes a new version.
+
+``suite.toml`` declares the settings and how each dataset is benchmarked.
+"""
 
 from __future__ import annotations
 
+import importlib.resources
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +24,8 @@ If the default selector changes after the report seeds were run, the version is 
 """
 
 _TIME = ("latency", "rare_slowness")  # the parts of a scenario that only decide how long clients take
-_THIRTY = {"name": "uniform-share", "share": 0.3}
-_SLOW = {"name": "shifted-exponential", "straggling": 1.0, "spread": 1.0}
+_LARGE = 100  # clients from which a dataset has the samples for federations of 500 and more
+_DECLARED = tomllib.loads((importlib.resources.files(__package__) / "suite.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -56,34 +61,11 @@ class Size:
     local: Mapping[str, Any]
     server: int  # samples of each class that the server keeps
     eval_every: int = 2  # rounds between two evaluations
-    only: tuple[str, ...] = ()  # the settings to run, if all would take too long
+    only: Sequence[str] = ()  # the settings to run, if all would take too long
     unit: int = 20  # the fewest clients that divide 3 : 1 between two halves of the classes; 20 for ten classes
 
 
-_SIZES = {
-    "digits": Size(60, 40, 6, 60, "mlp", {"batch_size": 16, "steps": 10, "lr": 0.1}, 5),
-    "fashion-mnist": Size(100, 500, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, eval_every=5),
-    "cifar10": Size(
-        100,
-        500,
-        10,
-        60,
-        "lenet",
-        {"batch_size": 20, "steps": 20, "lr": 0.05},
-        20,
-        eval_every=5,
-        only=(
-            *("iid", "2-classes", "dirichlet", "rare-classes", "noise", "skew-slow", "rotated-20%", "inverted-5%-skew"),
-            *("concept-20%", "sizes", "rare-slow", "permuted-30%", "cohort-2", "day-night"),
-        ),
-    ),
-    "femnist": Size(300, 0, 20, 100, "mlp", {"batch_size": 20, "steps": 20, "lr": 0.05}, 2, eval_every=5),
-    "watch": Size(10, 0, 3, 100, "mlp", {"batch_size": 32, "steps": 20, "lr": 0.03}, 5, eval_every=5),
-    "flights": Size(175, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, eval_every=5),
-    "birdstrikes": Size(50, 0, 8, 60, "mlp", {"batch_size": 32, "steps": 10, "lr": 0.05}, 5, eval_every=2),
-    "speeches": Size(43, 0, 5, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, eval_every=5),
-    "stdlib": Size(105, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, eval_every=5),
-}
+_SIZES = {name: Size(**size) for name, size in _DECLARED["sizes"].items()}
 DATASETS = tuple(_SIZES)
 OWN_ROUNDS = 100
 """Rounds of a benchmark on the user's own data."""
@@ -104,190 +86,42 @@ def suite(data: str) -> tuple[BenchmarkSetting, ...]:
 def _all_settings(data: str) -> tuple[BenchmarkSetting, ...]:
     """Return all settings that a dataset could have."""
     if data not in _SIZES:  # the user's own data: names and meanings do not depend on the size
-        return (*natural_settings(), *drawn_settings(_SIZES["fashion-mnist"]))
-    return natural_settings() if data in NATURAL else drawn_settings(size_of(data))
+        size = _SIZES["fashion-mnist"]
+        return (*settings_of(size, natural=True), *settings_of(size, natural=False))
+    return settings_of(_SIZES[data], natural=data in NATURAL)
 
 
-def drawn_settings(size: Size) -> tuple[BenchmarkSetting, ...]:
-    """Return the federations that are drawn from data without owners."""
-    return (*_skews(size), *_worlds(size))
-
-
-def _skews(size: Size) -> tuple[BenchmarkSetting, ...]:
-    """Return the federations of the five papers: skewed labels, wrong labels, slow clients, lost replies."""
-    n = size.clients
+def settings_of(size: Size, *, natural: bool) -> tuple[BenchmarkSetting, ...]:
+    """Return the federations of data with real owners, or those that are drawn from data without owners."""
     # Availability by class divides the clients online 3 : 1, so their number is the multiple of a unit nearest to 30%.
-    online = size.unit * max(1, round(0.3 * n / size.unit))
-
-    def spread(alpha: float) -> dict[str, Any]:
-        return {"name": "dirichlet", "clients": n, "alpha": alpha}
-
-    return (
-        BenchmarkSetting("iid", "no paper", "equal clients: nothing to gain, nothing to lose", {"partition": _iid(n)}),
-        BenchmarkSetting("1-class", "FedCor", "one class per client", {"partition": _shards(n, 1)}),
-        BenchmarkSetting("2-classes", "FedCor", "two classes per client", {"partition": _shards(n, 2)}),
-        BenchmarkSetting(
-            "dirichlet",
-            "FedCor",
-            "Dirichlet 0.2, unequal sizes",
-            {"partition": {"name": "dirichlet-qp", "clients": n, "alpha": 0.2}},
-        ),
-        BenchmarkSetting(
-            "dirichlet-30%",
-            "Fed-CBS",
-            "Dirichlet 0.1, three in ten available",
-            {"partition": spread(0.1), "availability": _THIRTY},
-        ),
-        BenchmarkSetting(
-            "rare-classes",
-            "Fed-CBS",
-            "half of the classes are held by three times as many clients, three in ten available",
-            {"partition": {"name": "imbalanced", "clients": n, "ratio": 3}, "availability": _THIRTY},
-        ),
-        BenchmarkSetting(
-            "rare-online",
-            "Fed-CBS",
-            "clients with half of the classes are available three times as often",
-            {
-                "partition": {"name": "classes-per-client", "clients": n, "per_client": 1},
-                "availability": {"name": "class-biased", "share": online / n, "ratio": 3},
-            },
-        ),
-        BenchmarkSetting(
-            "some-skewed",
-            "FedACS",
-            "some clients much more skewed than others",
-            {"partition": {"name": "skewness", "clients": n, "samples": size.samples, "median": 0.1, "maximum": 5.0}},
-        ),
-        BenchmarkSetting(
-            "few-clients",
-            "FedCM",
-            "20 clients, each with its own mix of classes",
-            {"partition": {"name": "class-heterogeneity", "clients": 20, "alpha": 0.1}},
-            {"cohort": min(size.cohort, 8)},
-        ),
-        BenchmarkSetting(
-            "dominant",
-            "FLASH",
-            "three in ten clients have 80% of one class",
-            {"partition": {"name": "dominant-class", "clients": n, "share": 0.3, "replacement": True}},
-        ),
-        BenchmarkSetting(
-            "noise", "FLASH", "wrong labels, 30% on average", {"partition": _iid(n), "noise": {"level": 0.3}}
-        ),
-        BenchmarkSetting(
-            "skew-noise",
-            "FLASH",
-            "Dirichlet 0.3 and 30% wrong labels",
-            {"partition": spread(0.3), "noise": {"level": 0.3}},
-        ),
-        BenchmarkSetting(
-            "skew-slow",
-            "FLASH",
-            "Dirichlet 0.3, clients of very different speed",
-            {"partition": spread(0.3), "latency": _SLOW},
-        ),
-        BenchmarkSetting(
-            "skew-noise-slow",
-            "FLASH",
-            "skew, wrong labels and slow clients at once",
-            {"partition": spread(0.3), "noise": {"level": 0.3}, "latency": _SLOW},
-        ),
-        BenchmarkSetting(
-            "skew-failures",
-            "no paper",
-            "Dirichlet 0.3, one reply in five is lost",
-            {"partition": spread(0.3), "latency": _SLOW, "failure": 0.2},
-        ),
+    online = size.unit * max(1, round(0.3 * size.clients / size.unit))
+    half = max(2, size.cohort)
+    values = {
+        **_DECLARED["values"],
+        "clients": size.clients,
+        "samples": size.samples,
+        "half": 2 * half,
+        "half_cohort": half,
+        "few": min(size.cohort, 8),
+        "smallest": 3 if size.clients >= _LARGE else 1,
+        "online": online / size.clients,
+    }
+    return tuple(
+        BenchmarkSetting(**{key: filled(value, values) for key, value in entry.items() if key != "large"})
+        for entry in _DECLARED["natural" if natural else "drawn"]
+        if size.clients >= _LARGE or not entry.get("large")
     )
 
 
-def _worlds(size: Size) -> tuple[BenchmarkSetting, ...]:
-    """Return what breaks selectors made only for skewed labels: minorities, unequal sizes, rare and slow clients."""
-    n = size.clients
+def filled(value: Any, values: Mapping[str, Any]) -> Any:
+    """Return a part of a declaration, with the values that its texts "$name" stand for.
 
-    def spread(alpha: float, clients: int = n) -> dict[str, Any]:
-        return {"name": "dirichlet", "clients": clients, "alpha": alpha}
-
-    def minority(
-        name: str, view: str, share: float, partition: Mapping[str, Any], meaning: str, **more: Any
-    ) -> BenchmarkSetting:
-        return BenchmarkSetting(
-            name, "no paper", meaning, {"partition": partition, "shift": {"views": [view], "share": share}, **more}
-        )
-
-    rare = {"name": "rare-holders", "clients": n, "rare": 2, "share": 0.1, "alpha": 0.3}
-    half = 2 * max(2, size.cohort)  # clients of whom half take part; half of the usual number would cost too much
-    few, many = 500, 5000
-    here = {"partition": spread(0.3), "shift": {"views": ["rotate"], "share": 0.2}}
-    big = n >= 100  # smaller datasets lack the samples for 500 clients and more
-    return (
-        minority("rotated-20%", "rotate", 0.2, _iid(n), "a fifth of the clients see rotated images, labels balanced"),
-        minority(
-            "contrast-10%-skew", "contrast", 0.1, spread(0.3), "a tenth see a quarter of the contrast, skewed labels"
-        ),
-        minority("blurred-10%", "blur", 0.1, _iid(n), "a tenth see blurred images, labels balanced"),
-        minority(
-            "inverted-5%-skew", "invert", 0.05, spread(0.3), "one client in twenty sees inverted images, skewed labels"
-        ),
-        minority("sketch-10%", "sketch", 0.1, _iid(n), "a tenth see only outlines, labels balanced"),
-        minority("concept-20%", "relabel", 0.2, _iid(n), "a fifth use the labels with another meaning, and are right"),
-        BenchmarkSetting(
-            "sizes",
-            "no paper",
-            "sizes over three orders of magnitude, skewed labels",
-            {"partition": {"name": "quantity", "clients": n, "smallest": 3 if big else 1, "alpha": 0.3}},
-        ),
-        BenchmarkSetting(
-            "rare-slow",
-            "no paper",
-            "two classes are held by a tenth of the clients, who take five times as long",
-            {"partition": rare, "latency": _SLOW, "rare_slowness": 5.0},
-        ),
-        BenchmarkSetting(
-            "rare-wrong",
-            "no paper",
-            "two classes are held by a tenth of the clients, and 40% of their labels are wrong",
-            {"partition": rare, "noise": {"level": 0.4, "rare": 2}},
-        ),
-        BenchmarkSetting(
-            "permuted-30%",
-            "no paper",
-            "three in ten clients permute all labels, and are wrong",
-            {"partition": spread(0.3), "noise": {"permuted": 0.3}},
-        ),
-        BenchmarkSetting(
-            "cohort-2", "no paper", "two clients a round, a fifth see rotated images", here, {"cohort": 2}
-        ),
-        BenchmarkSetting(
-            "cohort-half",
-            "no paper",
-            "half of all clients a round, a fifth see rotated images",
-            {**here, "partition": spread(0.3, half)},
-            {"cohort": half // 2},
-        ),
-        *(
-            [
-                BenchmarkSetting(
-                    "clients-500", "no paper", "500 clients, Dirichlet 0.3", {"partition": spread(0.3, few)}
-                ),
-                BenchmarkSetting(
-                    "clients-5000",
-                    "no paper",
-                    "5,000 clients of two classes, three in ten available",
-                    {"partition": _shards(many, 2), "availability": _THIRTY},
-                ),
-            ]
-            if big
-            else []
-        ),
-        BenchmarkSetting(
-            "day-night",
-            "no paper",
-            "clients online for half of a 24-round day, in four time zones, Dirichlet 0.3",
-            {"partition": spread(0.3), "availability": {"name": "day-night", "period": 24, "awake": 0.5, "zones": 4}},
-        ),
-    )
+    >>> filled({"partition": {"name": "iid", "clients": "$clients"}}, {"clients": 60})
+    {'partition': {'name': 'iid', 'clients': 60}}
+    """
+    if isinstance(value, Mapping):
+        return {key: filled(item, values) for key, item in value.items()}
+    return values[value[1:]] if isinstance(value, str) and value.startswith("$") else value
 
 
 def settings_by_name(data: str) -> dict[str, BenchmarkSetting]:
@@ -403,21 +237,6 @@ def rounds_of(data: str) -> int:
     return size_of(data).rounds if data in _SIZES else OWN_ROUNDS
 
 
-def natural_settings() -> tuple[BenchmarkSetting, ...]:
-    """Return the federations of data with real owners."""
-    owners = {"name": "natural"}
-    return (
-        BenchmarkSetting("natural", "Fed-CBS", "real owners, all available", {"partition": owners}),
-        BenchmarkSetting(
-            "natural-30%",
-            "Fed-CBS",
-            "real owners, three in ten available",
-            {"partition": owners, "availability": _THIRTY},
-        ),
-        BenchmarkSetting("natural-slow", "FLASH", "real owners, slow clients", {"partition": owners, "latency": _SLOW}),
-    )
-
-
 def size_of(data: str) -> Size:
     """Return how a dataset is benchmarked."""
     if data not in _SIZES:
@@ -426,12 +245,3 @@ def size_of(data: str) -> Size:
             hint=suggest(data, _SIZES),
         )
     return _SIZES[data]
-
-
-def _iid(clients: int) -> dict[str, Any]:
-    # Samples are dealt at random: with exactly equal class counts, label noise would show in the counts.
-    return {"name": "iid", "clients": clients}
-
-
-def _shards(clients: int, per_client: int) -> dict[str, Any]:
-    return {"name": "shards", "clients": clients, "per_client": per_client}

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Mapping
+from typing import Any
 
 import fedcohort
 from fedcohort.report.render import render
-from fedcohort.simulate.leaderboard.formats import Cell, Table
+from fedcohort.simulate.leaderboard.formats import Cell, Table, to_markdown
 from fedcohort.simulate.leaderboard.rows import Arrivals
-from fedcohort_bench.benchmark.page import PURPOSES
-from fedcohort_bench.benchmark.timed import WAYS
-from fedcohort_bench.benchmark.timed_scores import ARRIVALS, TimeCell, TimeScores, selection, ways, with_interval
+from fedcohort_bench.benchmark.page import PURPOSES, with_interval
+from fedcohort_bench.benchmark.timed import ROUNDS, WAYS
+from fedcohort_bench.benchmark.timed_scores import UNIFORM, TimeScores
 
+_ARRIVALS = "Hours: median over seeds; a run that does not reach the target within the day counts as never."
 _COLOURS = ("#8c959f", "#1f6feb", "#8250df")
 _FIRST = ("uniform", "balanced", "fedcbs")  # drawn if they were run: the baseline, our default, its nearest rival
-_LEFT, _WIDTH, _BAR, _GAP, _TOP = 150, 560, 11, 10, 64
-_DAY = 24.0
 
 
 def page(scores: TimeScores, origin: str = "") -> str:
@@ -30,11 +30,77 @@ def page(scores: TimeScores, origin: str = "") -> str:
         origin=origin or f"fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}",
         ways=WAYS,
         picture=draw(scores),
-        tables=[ways(scores), selection(scores), *(every(scores, regime) for regime in scores.targets)],
+        tables=[ways(scores), selection(scores), *(_all_cells(scores, regime) for regime in scores.targets)],
     )
 
 
-def every(scores: TimeScores, regime: str) -> Table:
+def ways(scores: TimeScores) -> Table:
+    """Return how fast and how fair each way is with uniform selection."""
+    rows = []
+    for regime, target in scores.targets.items():
+        for way in WAYS:
+            cell = scores.find(regime, way, UNIFORM)
+            faster = scores.faster(way, UNIFORM, than=(ROUNDS, UNIFORM), regimes=[regime])
+            if cell is None or faster is None:
+                continue
+            rows.append(
+                (
+                    Cell(f"{regime}, {target:.0%}" if way == ROUNDS else ""),
+                    Cell(way),
+                    cell.median,
+                    Cell("1") if way == ROUNDS else Cell(str(faster), faster.interval),
+                    Cell(f"{cell.reached.mean():.0%}"),
+                    with_interval(100 * cell.accuracy, "{:.1f}"),
+                    with_interval(100 * cell.worst_group, "{:.1f}"),
+                    Cell(f"{cell.jain.mean():.2f}"),
+                )
+            )
+    head = ("availability, target", "way", "hours", "times as fast", "reached", "accuracy", "worst group", "Jain")
+    return Table(
+        "ways",
+        "Uniform selection: simulated hours to the target, and who pays",
+        head,
+        tuple(rows),
+        note=_ARRIVALS + (f" ± and brackets: 95% over {len(scores.seeds)} seeds." if len(scores.seeds) > 1 else ""),
+        wrap=frozenset({1}),
+    )
+
+
+def selection(scores: TimeScores) -> Table:
+    """Return how much faster each selector is than uniform selection in the same way."""
+    rows = []
+    for label in scores.labels:
+        if label == UNIFORM:
+            continue
+        cells = [Cell(label)]
+        for way in WAYS:
+            faster = scores.faster(way, label, than=(way, UNIFORM))
+            gain = scores.worst_group_gain(way, label)
+            cells.append(Cell("–") if faster is None else Cell(str(faster), faster.interval))
+            cells.append(Cell("–") if gain is None else Cell(f"{100 * gain:+.1f}"))
+        first = scores.faster(ROUNDS, label, than=(ROUNDS, UNIFORM))
+        rows.append(((0.0, 0.0) if first is None else (first.least, first.greatest), cells))
+    rows.sort(key=lambda row: row[0], reverse=True)
+    head = ["selector"]
+    for way in WAYS:
+        head += [way, "group"]
+    return Table(
+        "selection",
+        "Selectors against uniform selection in the same way: times as fast, and points of the worst group",
+        tuple(head),
+        tuple(tuple(cells) for _, cells in rows),
+        note="Means over all kinds of availability; geometric means for speeds, paired by seed, ≤ and ≥ where runs "
+        "never reach the target. –: not run in this way, or nothing is known; most selectors cannot choose one client "
+        "at a time.",
+    )
+
+
+def markdown(scores: TimeScores) -> str:
+    """Return both tables as Markdown."""
+    return "\n\n".join(map(to_markdown, (ways(scores), selection(scores)))) + "\n"
+
+
+def _all_cells(scores: TimeScores, regime: str) -> Table:
     """Return all selectors in all ways under one kind of availability, fastest first."""
     cells = sorted((cell for cell in scores.cells if cell.regime == regime), key=lambda cell: cell.hours.mean())
     rows = tuple(
@@ -51,7 +117,7 @@ def every(scores: TimeScores, regime: str) -> Table:
     )
     head = ("selector", "way", "hours", "reached", "accuracy", "worst group", "Jain")
     title = f"{regime}: simulated hours to {scores.targets[regime]:.0%}, and how the day ends"
-    return Table(regime, title, head, rows, note=ARRIVALS)
+    return Table(regime, title, head, rows, note=_ARRIVALS)
 
 
 def draw(scores: TimeScores) -> str:
@@ -59,58 +125,17 @@ def draw(scores: TimeScores) -> str:
     labels = [label for label in _FIRST if label in scores.labels]
     labels += [label for label in scores.labels if label not in labels]
     shown = dict(zip(labels, _COLOURS, strict=False))
-    parts: list[str] = []
-    y = _TOP
-    for regime, target in scores.targets.items():
-        parts.append(f'<text x="16" y="{y + 4}" font-weight="600">{regime}, target {target:.0%}</text>')
-        y += 14
-        for way in WAYS:
-            parts.append(f'<text x="16" y="{y + 7 + 5 * len(shown)}">{way}</text>')
-            for label, colour in shown.items():
-                cell = scores.find(regime, way, label)
-                if cell is not None:
-                    parts += _bar(cell, y, colour)
-                y += _BAR + 1
-            y += _GAP
-        y += 12
-    width, height = _LEFT + _WIDTH + 80, y + 26
-    axis = [
-        f'<line x1="{_x(h)}" x2="{_x(h)}" y1="{_TOP - 6}" y2="{y - 8}" stroke="#d0d7de"/>'
-        f'<text x="{_x(h)}" y="{y + 8}" text-anchor="middle">{h:g} h</text>'
-        for h in (0.0, 6.0, 12.0, 18.0, 24.0)
-    ]
-    title = f"Simulated hours to the target, {scores.data}: median and each of {len(scores.seeds)} seeds"
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="{title}" font-family="system-ui, sans-serif" font-size="13" fill="#1f2328">',
-        f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
-        f'<text x="16" y="26" font-size="15" font-weight="600">{title}</text>',
-        *_legend(shown),
-    ]
-    return "\n".join([*head, *axis, *parts, "</svg>", ""])
-
-
-def _legend(shown: Mapping[str, str]) -> list[str]:
-    return [
-        f'<rect x="{16 + 150 * i}" y="36" width="12" height="12" fill="{colour}"/>'
-        f'<text x="{33 + 150 * i}" y="47">{label}</text>'
-        for i, (label, colour) in enumerate(shown.items())
-    ]
-
-
-def _bar(cell: TimeCell, y: int, colour: str) -> list[str]:
-    """Return the median as a bar, pale to the end of the day if most runs never arrive, and each run as a dot."""
-    arrivals = [hours for hours, _ in cell.journeys if hours is not None]
-    middle = Arrivals.of([hours for hours, _ in cell.journeys]).median
-    end, pale = (_x(middle), "") if math.isfinite(middle) else (_x(_DAY), ' fill-opacity="0.25"')
-    parts = [f'<rect x="{_x(0)}" y="{y}" width="{end - _x(0):.1f}" height="{_BAR}" fill="{colour}"{pale}/>']
-    parts += [f'<circle cx="{_x(hours)}" cy="{y + _BAR / 2}" r="2" fill="#1f2328"/>' for hours in sorted(arrivals)]
-    seeds = len(cell.hours)
-    note = cell.median.text if len(arrivals) == seeds else f"{len(arrivals)} of {seeds} arrive"
-    last = max([end, *map(_x, arrivals)])
-    parts.append(f'<text x="{last + 6:.1f}" y="{y + _BAR - 1}" font-size="11">{note}</text>')
-    return parts
-
-
-def _x(hours: float) -> float:
-    return round(_LEFT + (_WIDTH - 60) * hours / _DAY, 1)
+    bars: dict[tuple[str, str, str], dict[str, Any] | None] = {}
+    for key in itertools.product(scores.targets, WAYS, shown):
+        cell = scores.find(*key)
+        if cell is None:
+            bars[key] = None
+            continue
+        hours = [arrival for arrival, _ in cell.journeys]
+        arrivals = sorted(arrival for arrival in hours if arrival is not None)
+        middle = Arrivals.of(hours).median
+        never = not math.isfinite(middle)
+        note = cell.median.text if len(arrivals) == len(hours) else f"{len(arrivals)} of {len(hours)} arrive"
+        bars[key] = {"end": 24.0 if never else middle, "pale": never, "arrivals": arrivals, "note": note}
+    values = {"regimes": scores.targets, "ways": WAYS, "shown": shown, "bars": bars}
+    return render("hours.svg", package="fedcohort_bench", scores=scores, **values) + "\n"

@@ -13,9 +13,8 @@ import fedcohort
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.simulate.leaderboard import Leaderboard, SeedRow
-from fedcohort.simulate.leaderboard.formats import Cell, Table, to_markdown
+from fedcohort.simulate.leaderboard.formats import Cell
 from fedcohort.simulate.leaderboard.rows import Arrivals
-from fedcohort.simulate.leaderboard.significance import half_interval
 from fedcohort.simulate.leaderboard.speed import Journey, Speed, log_ratio
 from fedcohort.simulate.store.results import Results
 from fedcohort_bench.benchmark.frozen import Frozen, merge_frozen
@@ -25,7 +24,7 @@ from fedcohort_bench.benchmark.suite import purpose_of
 from fedcohort_bench.benchmark.timed import DAY, MOST, REGIMES, ROUNDS, VERSION, WAYS, setting_name
 
 HOUR = 3600.0
-_UNIFORM = "uniform"
+UNIFORM = "uniform"
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class TimeScores:
     @property
     def labels(self) -> list[str]:
         """The selectors, uniform first."""
-        return list(dict.fromkeys([_UNIFORM, *(cell.label for cell in self.cells)]))
+        return list(dict.fromkeys([UNIFORM, *(cell.label for cell in self.cells)]))
 
     def find(self, regime: str, way: str, label: str) -> TimeCell | None:
         """Return a cell; None if the selector was not run in this way."""
@@ -131,7 +130,7 @@ class TimeScores:
         """Return what the worst group gains over uniform selection in the same way, the mean over regimes and seeds."""
         gains = []
         for regime in self.targets:
-            entry, base = self.find(regime, way, label), self.find(regime, way, _UNIFORM)
+            entry, base = self.find(regime, way, label), self.find(regime, way, UNIFORM)
             if entry is None or base is None:
                 return None
             gains.append(entry.worst_group - base.worst_group)
@@ -248,81 +247,3 @@ def _time(run: SeedRow, place: int) -> float:
     """Return when a run reaches a target; the whole day if it does not (the restricted time of a censored run)."""
     seconds = run.seconds_to[place]
     return DAY if seconds is None else min(seconds, DAY)
-
-
-ARRIVALS = "Hours: median over seeds; a run that does not reach the target within the day counts as never."
-
-
-# -- tables ---------------------------------------------------------------------------------------------------------
-
-
-def ways(scores: TimeScores) -> Table:
-    """Return how fast and how fair each way is with uniform selection."""
-    rows = []
-    for regime, target in scores.targets.items():
-        for way in WAYS:
-            cell = scores.find(regime, way, _UNIFORM)
-            faster = scores.faster(way, _UNIFORM, than=(ROUNDS, _UNIFORM), regimes=[regime])
-            if cell is None or faster is None:
-                continue
-            rows.append(
-                (
-                    Cell(f"{regime}, {target:.0%}" if way == ROUNDS else ""),
-                    Cell(way),
-                    cell.median,
-                    Cell("1") if way == ROUNDS else Cell(str(faster), faster.interval),
-                    Cell(f"{cell.reached.mean():.0%}"),
-                    with_interval(100 * cell.accuracy, "{:.1f}"),
-                    with_interval(100 * cell.worst_group, "{:.1f}"),
-                    Cell(f"{cell.jain.mean():.2f}"),
-                )
-            )
-    head = ("availability, target", "way", "hours", "times as fast", "reached", "accuracy", "worst group", "Jain")
-    return Table(
-        "ways",
-        "Uniform selection: simulated hours to the target, and who pays",
-        head,
-        tuple(rows),
-        note=ARRIVALS + (f" ± and brackets: 95% over {len(scores.seeds)} seeds." if len(scores.seeds) > 1 else ""),
-        wrap=frozenset({1}),
-    )
-
-
-def selection(scores: TimeScores) -> Table:
-    """Return how much faster each selector is than uniform selection in the same way."""
-    rows = []
-    for label in scores.labels:
-        if label == _UNIFORM:
-            continue
-        cells = [Cell(label)]
-        for way in WAYS:
-            faster = scores.faster(way, label, than=(way, _UNIFORM))
-            gain = scores.worst_group_gain(way, label)
-            cells.append(Cell("–") if faster is None else Cell(str(faster), faster.interval))
-            cells.append(Cell("–") if gain is None else Cell(f"{100 * gain:+.1f}"))
-        first = scores.faster(ROUNDS, label, than=(ROUNDS, _UNIFORM))
-        rows.append(((0.0, 0.0) if first is None else (first.least, first.greatest), cells))
-    rows.sort(key=lambda row: row[0], reverse=True)
-    head = ["selector"]
-    for way in WAYS:
-        head += [way, "group"]
-    return Table(
-        "selection",
-        "Selectors against uniform selection in the same way: times as fast, and points of the worst group",
-        tuple(head),
-        tuple(tuple(cells) for _, cells in rows),
-        note="Means over all kinds of availability; geometric means for speeds, paired by seed, ≤ and ≥ where runs "
-        "never reach the target. –: not run in this way, or nothing is known; most selectors cannot choose one client "
-        "at a time.",
-    )
-
-
-def markdown(scores: TimeScores) -> str:
-    """Return both tables as Markdown."""
-    return "\n\n".join(map(to_markdown, (ways(scores), selection(scores)))) + "\n"
-
-
-def with_interval(values: FloatArray, form: str) -> Cell:
-    """Return a mean with its 95% interval over seeds."""
-    half = half_interval(values)
-    return Cell(form.format(values.mean()), "" if math.isnan(half) else "± " + form.format(half))

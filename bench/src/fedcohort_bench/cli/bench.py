@@ -181,7 +181,7 @@ def _show_times(
     scores: TimeScores | None, folder: Path, console: Console, quick: bool, format: Format, command: str
 ) -> None:
     """Print the scores of the suite "time"; None means that it was interrupted, and ``command`` continues it."""
-    from fedcohort_bench.benchmark.timed_scores import selection, ways
+    from fedcohort_bench.benchmark.timed_page import selection, ways
 
     if scores is None:
         _stop(console, command)
