@@ -12,6 +12,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from fedcohort.report import palette
+from fedcohort.report.render import render
 
 AXE = Path(__file__).parent / "axe"
 MINIMUM = 18.0  # CIEDE2000 between any two lines of one dash pattern; 2.3 is just noticeable side by side
@@ -74,19 +75,28 @@ def test_the_difference_of_colours_is_that_of_the_published_examples():
         assert ciede2000(one, other) == pytest.approx(expected, abs=2e-4)
 
 
-def closest(colours, eyes):
-    drawn = palette.assign(str(i) for i in range(len(colours)))
+def colour(name, theme):
+    """A colour of the style sheet, in the light (0) or the dark (1) theme."""
+    return re.findall(rf"--{name}:(#\w{{6}})", render("colours.css"))[theme]
+
+
+def colours(theme):
+    return [colour(f"s{slot}", theme) for slot in range(palette.COLOURS)]
+
+
+def closest(lines, eyes):
+    drawn = palette.assign(str(i) for i in range(len(lines)))
     return min(
-        ciede2000(lab(seen_by(colours[a], eyes)), lab(seen_by(colours[b], eyes)))
+        ciede2000(lab(seen_by(lines[a], eyes)), lab(seen_by(lines[b], eyes)))
         for (a, dash), (b, other) in itertools.combinations(drawn.values(), 2)
         if dash == other
     )
 
 
 @pytest.mark.parametrize("eyes", list(MISSING))
-@pytest.mark.parametrize("theme", ["LIGHT", "DARK"])
+@pytest.mark.parametrize("theme", [0, 1])
 def test_lines_of_one_dash_pattern_can_be_told_apart(theme, eyes):
-    assert closest(getattr(palette, theme), eyes) >= MINIMUM
+    assert closest(colours(theme), eyes) >= MINIMUM
 
 
 def test_the_simulation_finds_colours_that_cannot_be_told_apart():
@@ -94,15 +104,15 @@ def test_the_simulation_finds_colours_that_cannot_be_told_apart():
     assert closest(red_and_green, "normal") > MINIMUM > closest(red_and_green, "deuteranopia")
 
 
-@pytest.mark.parametrize(("theme", "number"), [("LIGHT", 0), ("DARK", 1)])
-def test_every_colour_contrasts_with_the_page(theme, number):
-    def luminance(colour):
-        return float(linear(colour) @ [0.2126, 0.7152, 0.0722])
+@pytest.mark.parametrize("theme", [0, 1])
+def test_every_colour_contrasts_with_the_page(theme):
+    def luminance(line):
+        return float(linear(line) @ [0.2126, 0.7152, 0.0722])
 
-    grounds = [re.findall(rf"--{name}:(#\w{{6}})", palette.css())[number] for name in ("surface", "page")]
-    for colour, ground in itertools.product(getattr(palette, theme), grounds):
-        bright, dim = sorted([luminance(colour), luminance(ground)], reverse=True)
-        assert (bright + 0.05) / (dim + 0.05) >= CONTRAST, (colour, ground)
+    grounds = [colour(name, theme) for name in ("surface", "page")]
+    for line, ground in itertools.product(colours(theme), grounds):
+        bright, dim = sorted([luminance(line), luminance(ground)], reverse=True)
+        assert (bright + 0.05) / (dim + 0.05) >= CONTRAST, (line, ground)
 
 
 def test_the_fifth_selector_is_dashed_and_no_two_are_drawn_alike():

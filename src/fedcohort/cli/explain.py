@@ -15,7 +15,6 @@ from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.terminal import say
 from fedcohort.core.text import printable
 from fedcohort.report.account import read_account
-from fedcohort.report.live_page import summary_lines
 from fedcohort.report.why import NEARLY, Why, as_json, find_journal
 from fedcohort.report.why import explain as explain_journal
 from fedcohort.session.explain import history
@@ -118,7 +117,7 @@ def _explain_run(journal: Path, format: Format) -> None:
         print_json(account.to_dict())
         return
     console = out()
-    for line in (*summary_lines(account), *(shadow.sentence() for shadow in account.shadows)):
+    for line in (*account.sentences(), *(shadow.sentence() for shadow in account.shadows)):
         say(console, line)
     failed = [client for client in account.clients if client.reason]  # whoever always answered needs no row
     if not failed:

@@ -25,7 +25,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.files import write_file
 from fedcohort.core.terminal import err, say
 from fedcohort.report.export import export_charts
-from fedcohort.report.live_page import build_live_report, summary_lines
+from fedcohort.report.live_page import build_live_report
 from fedcohort.report.page import assemble, build_report, figure_files
 from fedcohort.report.setup import method, setup_table
 from fedcohort.simulate.leaderboard.formats import paragraph, render
@@ -159,7 +159,7 @@ def _report_live(
         print_json({"report": str(output), "runs": [account.to_dict() for account in accounts]})
         return
     for account in accounts:
-        for line in summary_lines(account):
+        for line in account.sentences():
             say(messages, line)
     say(out(), str(output))
 

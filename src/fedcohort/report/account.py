@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,23 +18,21 @@ from typing import Any
 import numpy as np
 
 from fedcohort.audit.participation import Proof, prove_participation
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import BoolArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
 from fedcohort.core.selector_spec import described_name
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal, ReplyRow
 from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, NEW_MODEL, PROPOSED, SELECTOR, SHADOW, WAITED
 from fedcohort.journal.presence import planned_rounds, run_state
+from fedcohort.report.render import sentences
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session.explain import reasons_of
 from fedcohort.session.resume import is_asynchronous
-from fedcohort.simulate.leaderboard.words import quantity
 from fedcohort.simulate.store.results import open_journal, read_runs
 
 _LATE = 20  # this many of the newest cohorts are read again, because late answers may still arrive
-_ALL_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,8 @@ class _ShadowSummary:
     dropped : why it was removed, or None
     same : mean share of its picks that were picked
     chance : what that share would be by chance
-    balance : mean QCID of the cohorts and of its picks, or None if labels are not known
-    seconds : mean expected duration of the cohorts and of its picks, or None if no duration is known
+    qcid : mean class imbalance of the cohorts (``as_it_was``) and of its picks (``with_it``), if labels are known
+    seconds : mean expected duration of the cohorts and of its picks, if any is known
     """
 
     name: str
@@ -104,46 +102,14 @@ class _ShadowSummary:
     silent: int
     note: str
     dropped: str | None
-    same: float
-    chance: float
-    balance: tuple[float, float] | None
-    seconds: tuple[float, float] | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary for machines; shares are None if the shadow named no picks."""
-        return {
-            "name": self.name,
-            "rounds": self.rounds,
-            "silent": self.silent,
-            "note": self.note,
-            "dropped": self.dropped,
-            "same": self.same if self.rounds else None,
-            "chance": self.chance if self.rounds else None,
-            "qcid": None if self.balance is None else {"as_it_was": self.balance[0], "with_it": self.balance[1]},
-            "seconds": None if self.seconds is None else {"as_it_was": self.seconds[0], "with_it": self.seconds[1]},
-        }
+    same: float | None
+    chance: float | None
+    qcid: Mapping[str, float] | None
+    seconds: Mapping[str, float] | None
 
     def sentence(self) -> str:
         """Return the summary in words."""
-        removed = f" It was removed: {self.dropped}." if self.dropped else ""
-        if not self.rounds:
-            return f"{self.name} has not picked any clients ({self.note or 'nothing was chosen yet'}).{removed}"
-        text = (
-            f"{self.name}: over {quantity(self.rounds, 'round')}, {self.same:.0%} of its picks were actually picked "
-            f"({self.chance:.0%} by chance)"
-        )
-        if self.balance is not None:
-            text += f"; class imbalance (QCID) {_short(self.balance[1])} instead of {_short(self.balance[0])}"
-        if self.seconds is not None:
-            text += f"; by its clients' mean durations, a round would take {self.seconds[1]:.3g} s instead of "
-            text += f"{self.seconds[0]:.3g} s"
-        if self.silent:
-            text += f"; in {quantity(self.silent, 'round')}, it picked no clients ({self.note})"
-        return f"{text}.{removed}"
-
-
-def _short(value: float) -> str:
-    return f"{value:.3f}" if value >= 0.001 else f"{value:.1e}" if value else "0"
+        return sentences("shadow.txt", s=self)[0]
 
 
 @dataclass(frozen=True)
@@ -174,6 +140,13 @@ class Account:
         return sum(r.abandoned is None and r.seconds is not None and bool(r.clients) for r in self.rounds)
 
     @property
+    def training(self) -> int:
+        """Number of clients that have not replied yet."""
+        return sum(
+            len(r.clients) - r.valid - len(r.failures) for r in self.rounds if r.seconds is None and r.abandoned is None
+        )
+
+    @property
     def never(self) -> tuple[str, ...]:
         """Members that were never picked, by name."""
         return tuple(client.name for client in self.clients if client.member and not client.picked)
@@ -182,32 +155,35 @@ class Account:
         """Return how often clients ended with each status other than OK."""
         counts: Counter[str] = Counter()
         for client in self.clients:
-            counts.update({status: n for status, n in client.statuses.items() if status != Status.OK.name})
+            counts.update(client.statuses)
+        counts.pop(Status.OK.name, None)
         return counts
+
+    def sentences(self) -> list[str]:
+        """Return sentences on the run's progress and end, and on clients that failed or were never picked."""
+        return sentences("account.txt", run=self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the account for machines."""
+        rules = None if self.proof is None else self.proof.rules
         return {
             "journal": self.name,
             "selector": self.selector,
-            "changes": list(self.changes),
+            "changes": self.changes,
             "seed": self.seed,
             "state": self.state,
             "reason": self.reason,
             "planned": self.planned,
             "done": self.done,
-            "never_picked": list(self.never),
-            "failures": dict(self.failures()),
-            "waits": dict(self.waits),
+            "never_picked": self.never,
+            "failures": self.failures(),
+            "waits": self.waits,
             "left_out": self.left_out,
-            "rounds": [{**vars(r), "clients": list(r.clients)} for r in self.rounds],
-            "clients": [
-                {"client": c.name, **{key: value for key, value in vars(c).items() if key != "name"}}
-                for c in self.clients
-            ],
-            "shadows": [s.to_dict() for s in self.shadows],
-            "rules": None if self.proof is None or self.proof.rules is None else self.proof.rules.to_dict(),
-            "rules_held": None if self.proof is None or self.proof.rules is None else self.proof.holds,
+            "rounds": [vars(r) for r in self.rounds],
+            "clients": [{("client" if k == "name" else k): v for k, v in vars(c).items()} for c in self.clients],
+            "shadows": [vars(s) for s in self.shadows],
+            "rules": None if rules is None else rules.to_dict(),
+            "rules_held": None if rules is None or self.proof is None else self.proof.holds,
         }
 
 
@@ -282,11 +258,26 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
     table, active = journal.table()
     abandoned = {int(body["ticket"]): str(body["reason"]) for body in journal.events(ABANDONED)}
     reasons = reasons_of(journal)
-    rounds = [_round(row, table, past, abandoned.get(row.ticket), reasons.get(row.ticket, {})) for row in past.in_order]
-    means = _mean_durations(table.n, past)
-    meta = journal.meta()
-    changes = journal.events(SELECTOR)
-    run = run_state(journal)
+    rounds = []
+    for row in past.in_order:
+        replies, whys = past.replies[row.ticket], reasons.get(row.ticket, {})
+        failures = {table.name(r.client): Status(r.status).name for r in replies if r.status != Status.OK}
+        rounds.append(
+            _RoundSummary(
+                round=row.round,
+                ticket=row.ticket,
+                candidates=row.n_candidates,
+                clients=table.names_of(row.clients),
+                valid=sum(r.status == Status.OK for r in replies),
+                seconds=None if row.told_at is None else row.told_at - row.asked_at,
+                abandoned=abandoned.get(row.ticket),
+                failures={who: f"{why}: {whys[who]}" if who in whys else why for who, why in failures.items()},
+                excluded=past.excluded[row.ticket],
+            )
+        )
+    clients = _clients(table, active, rounds, past)
+    meta, changes, run = journal.meta(), journal.events(SELECTOR), run_state(journal)
+    newest = journal.events(PROPOSED)[-1:]  # automatic deadlines; one says if it leaves out more than a fifth
     return Account(
         name=name,
         selector=described_name(changes[-1]["to"] if changes else meta.get("selector")),
@@ -298,174 +289,103 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
         reason=run.why,
         planned=planned_rounds(journal),
         rounds=tuple(rounds),
-        clients=_clients(table, active.tolist(), rounds, past, means),
-        shadows=_shadows(journal, table, past, means),
+        clients=clients,
+        shadows=_shadows(journal, table, past, clients),
         metrics=journal.metrics(),
         proof=prove_participation(journal) if meta.get("rules") or journal.events(CHANGED) else None,
         models=len(journal.events(NEW_MODEL)) if is_asynchronous(journal) else None,
-        left_out=_left_out(journal),
+        left_out=(newest[0]["left_out"], newest[0]["asked"]) if newest and "left_out" in newest[0] else None,
         waits=Counter(client for body in journal.events(WAITED) for client in body["clients"]),
     )
 
 
-def _left_out(journal: Journal) -> tuple[int, int] | None:
-    """Return how many of the clients asked the newest automatic deadline leaves out, if it is more than a fifth."""
-    newest = journal.events(PROPOSED)[-1:]
-    return (newest[0]["left_out"], newest[0]["asked"]) if newest and "left_out" in newest[0] else None
-
-
-def _round(
-    row: CohortRow, table: ClientTable, past: JournalHistory, abandoned: str | None, reasons: Mapping[str, str]
-) -> _RoundSummary:
-    replies = past.replies[row.ticket]
-    return _RoundSummary(
-        round=row.round,
-        ticket=row.ticket,
-        candidates=row.n_candidates,
-        clients=table.names_of(row.clients),
-        valid=sum(r.status == Status.OK for r in replies),
-        seconds=None if row.told_at is None else row.told_at - row.asked_at,
-        abandoned=abandoned,
-        failures=_failures(table, replies, reasons),
-        excluded=past.excluded[row.ticket],
-    )
-
-
-def _failures(table: ClientTable, replies: Iterable[ReplyRow], reasons: Mapping[str, str]) -> dict[str, str]:
-    failures = {}
-    for reply in replies:
-        if reply.status != Status.OK:
-            name = table.name(reply.client)
-            failures[name] = Status(reply.status).name + (f": {reasons[name]}" if name in reasons else "")
-    return failures
-
-
-def _mean_durations(n: int, past: JournalHistory) -> FloatArray:
-    """(N,) mean seconds until each client returned a valid model; NaN if it never did."""
-    total, count = np.zeros(n), np.zeros(n)
-    for row in past.in_order:
-        for reply in past.replies[row.ticket]:
-            seconds = past.duration(reply)
-            if reply.status == Status.OK and math.isfinite(seconds):
-                total[reply.client] += seconds
-                count[reply.client] += 1
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
 def _clients(
-    table: ClientTable,
-    active: list[bool],
-    rounds: Sequence[_RoundSummary],
-    past: JournalHistory,
-    means: FloatArray,
+    table: ClientTable, active: BoolArray, rounds: Sequence[_RoundSummary], past: JournalHistory
 ) -> tuple[_ClientSummary, ...]:
     picked, last = np.zeros(table.n, np.int64), np.full(table.n, -1, np.int64)
     statuses: list[Counter[str]] = [Counter() for _ in range(table.n)]
+    seconds: list[list[float]] = [[] for _ in range(table.n)]
     reason = [""] * table.n
     for row, summary in zip(past.in_order, rounds, strict=True):
         picked[row.clients] += 1
         last[row.clients] = row.round
         for reply in past.replies[row.ticket]:
             statuses[reply.client][Status(reply.status).name] += 1
+            took = past.duration(reply)
             if reply.status != Status.OK:
                 reason[reply.client] = f"round {row.round}: {summary.failures[table.name(reply.client)]}"
+            elif math.isfinite(took):
+                seconds[reply.client].append(took)
     return tuple(
         _ClientSummary(
             name=table.name(c),
-            member=active[c],
+            member=bool(active[c]),
             picked=int(picked[c]),
             statuses=dict(statuses[c]),
             last=int(last[c]) if last[c] >= 0 else None,
-            seconds=float(means[c]) if math.isfinite(means[c]) else None,
+            seconds=sum(seconds[c]) / len(seconds[c]) if seconds[c] else None,
             reason=reason[c],
         )
         for c in range(table.n)
     )
 
 
-@dataclass
-class _Tally:
-    """One shadow's rounds."""
-
-    same: list[float] = field(default_factory=list)
-    chance: list[float] = field(default_factory=list)
-    cohorts: list[IntArray] = field(default_factory=list)
-    picks: list[IntArray] = field(default_factory=list)
-    silent: int = 0
-    note: str = ""
-
-    def add(self, row: CohortRow, picks: IntArray, note: str | None) -> None:
-        """Count one round."""
-        if not len(picks):
-            self.silent, self.note = self.silent + 1, note or self.note
-            return
-        self.same.append(float(np.isin(picks, row.clients).mean()))
-        # If k of n clients are picked, any client is among them with probability k / n.
-        self.chance.append(len(row.clients) / max(1, row.n_candidates))
-        self.cohorts.append(row.clients)
-        self.picks.append(picks)
-
-
 def _shadows(
-    journal: Journal, table: ClientTable, past: JournalHistory, means: FloatArray
+    journal: Journal, table: ClientTable, past: JournalHistory, clients: Sequence[_ClientSummary]
 ) -> tuple[_ShadowSummary, ...]:
     """Return what each shadow selector would have done, over all rounds.
 
-    The expected duration of a cohort is that of its slowest client, by the clients' mean durations (``means``, (N,)). A
-    client that never answered counts with the median of the others.
+    The expected duration of a cohort is that of its slowest client, by the clients' mean durations. A client that never
+    answered counts with the median of the others.
     """
-    tallies: dict[str, _Tally] = {}
+    dropped = {}  # why each was dropped, or None if it was added later
+    for event in journal.events(SHADOW):
+        dropped[str(event["name"])] = None if event["what"] == "added" else str(event.get("reason", event["what"]))
+    # Shadows that have not named picks are listed too.
+    named: dict[str, list[tuple[CohortRow, IntArray, str | None]]] = {}
     for row in past.in_order:
         for name, (picks, note) in past.shadows[row.ticket].items() if len(row.clients) else ():
-            tallies.setdefault(name, _Tally()).add(row, picks, note)
-    # Shadows that have not named picks are listed too.
-    dropped = _dropped(journal)
-    for name in [*(journal.meta().get("shadows") or {}), *dropped]:
-        tallies.setdefault(name, _Tally())
-    known = means[np.isfinite(means)]
-    usual = np.where(np.isfinite(means), means, np.median(known)) if len(known) else None
-    return tuple(
-        _ShadowSummary(
-            name=name,
-            rounds=len(tally.same),
-            silent=tally.silent,
-            note=tally.note,
-            dropped=dropped.get(name),
-            same=statistics.fmean(tally.same) if tally.same else math.nan,
-            chance=statistics.fmean(tally.chance) if tally.chance else math.nan,
-            balance=_balance(table, tally),
-            seconds=None if usual is None else _expected_seconds(usual, tally),
-        )
-        for name, tally in tallies.items()
-    )
-
-
-def _dropped(journal: Journal) -> dict[str, str | None]:
-    """Return why each shadow was dropped, or None if it was added later."""
-    reasons = {}
-    for event in journal.events(SHADOW):
-        reasons[str(event["name"])] = None if event["what"] == "added" else str(event.get("reason", event["what"]))
-    return reasons
-
-
-def _expected_seconds(usual: FloatArray, tally: _Tally) -> tuple[float, float] | None:
-    if not tally.cohorts:
-        return None
-    return _mean(usual[group].max() for group in tally.cohorts), _mean(usual[group].max() for group in tally.picks)
-
-
-def _balance(table: ClientTable, tally: _Tally) -> tuple[float, float] | None:
-    if not tally.cohorts or not table.signals & _ALL_LABELS:
-        return None
+            named.setdefault(name, []).append((row, picks, note))
+    seconds = np.array([math.nan if c.seconds is None else c.seconds for c in clients])
+    usual = np.where(np.isnan(seconds), np.median(seconds[~np.isnan(seconds)] if any(seconds > 0) else 0), seconds)
     sizes = table.sizes if Signal.SIZES in table.signals else None
-    try:
-        return (
-            _mean(qcid(table.labels, group, sizes) for group in tally.cohorts),
-            _mean(qcid(table.labels, group, sizes) for group in tally.picks),
+    # Products of labels without sizes say nothing about balance.
+    known = Signal.LABEL_COUNTS in table.signals or (Signal.LABEL_PRODUCTS in table.signals and sizes is not None)
+    summaries = []
+    for name in dict.fromkeys((*named, *(journal.meta().get("shadows") or {}), *dropped)):
+        all_rounds = named.get(name, [])
+        rounds = [(row, picks) for row, picks, _ in all_rounds if len(picks)]
+        pairs = [(row.clients, picks) for row, picks in rounds]
+        summaries.append(
+            _ShadowSummary(
+                name=name,
+                rounds=len(rounds),
+                silent=len(all_rounds) - len(rounds),
+                note=next((note for _, picks, note in reversed(all_rounds) if note and not len(picks)), ""),
+                dropped=dropped.get(name),
+                same=_mean(np.isin(picks, cohort).mean() for cohort, picks in pairs),
+                # If k of n clients are picked, any client is among them with probability k / n.
+                chance=_mean(len(row.clients) / max(1, row.n_candidates) for row, _ in rounds),
+                qcid=_compare(pairs if known else (), lambda group: qcid(table.labels, group, sizes)),
+                seconds=_compare(pairs if any(seconds > 0) else (), lambda group: usual[group].max()),
+            )
         )
-    except InputError:  # products of labels without sizes say nothing about balance
+    return tuple(summaries)
+
+
+def _compare(
+    pairs: Sequence[tuple[IntArray, IntArray]], measure: Callable[[IntArray], float]
+) -> dict[str, float] | None:
+    """Return the mean of a measure over the cohorts, and over the picks that a shadow named in the same rounds."""
+    if not pairs:
         return None
+    cohorts, picks = zip(*pairs, strict=True)
+    return {
+        "as_it_was": statistics.fmean(map(measure, cohorts)),
+        "with_it": statistics.fmean(map(measure, picks)),
+    }
 
 
-def _mean(values: Iterable[float]) -> float:
-    return statistics.fmean(float(v) for v in values)
+def _mean(values: Iterable[float]) -> float | None:
+    listed = [float(value) for value in values]
+    return statistics.fmean(listed) if listed else None

@@ -7,7 +7,7 @@ The report and the dashboard draw them. Everything is read through
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,11 +76,11 @@ class RunCurve(RunNumbers):
         names = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
         return np.asarray(np.cumsum(sum(np.nan_to_num(self.values[name]) for name in names)))
 
-    def evaluations(self, name: str) -> tuple[IntArray, FloatArray]:
+    def evaluations(self, name: str) -> tuple[FloatArray, FloatArray]:
         """Return the rounds in which a column was recorded, and its values."""
         values = self.values[name]
         known = np.isfinite(values)
-        return self.round[known], values[known]
+        return self.round[known].astype(np.float64), values[known]
 
 
 @dataclass(frozen=True)
@@ -172,13 +172,29 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
         raise InputError("A report needs at least one result directory.", hint="fedcohort report runs/NAME")
     results = [load(path) for path in paths]
     warnings: list[str] = []
-    entries = _entries(paths, results, warnings)
+    entries: list[_Entry] = []
+    for path, result in zip(paths, results, strict=True):
+        warnings += _warnings(Path(path), result)
+        entries += [(result, setting, run, Path(path).name) for setting, run in runs_of(result, warnings)]
+    if not entries:
+        lost = [text for result in results for text in _run_warnings(result)]
+        raise InputError(
+            f"No round has been recorded in {', '.join(map(str, paths))} yet.",
+            hint=lost[0] if lost else "wait for the first checkpoint, or follow the run with: fedcohort dashboard",
+        )
+    entries = _merged(entries, warnings)
     colors = palette.assign(run.label for _, _, run, _ in entries)
-    names = list(dict.fromkeys(setting for _, setting, _, _ in entries))
     settings = []
-    for name in names:
+    for name in dict.fromkeys(setting for _, setting, _, _ in entries):
         members = [(result, run) for result, setting, run, _ in entries if setting == name]
-        settings.append(setting_of(name, members, colors, _federations(members, warnings)))
+        federations: dict[str, FederationFacts] = {}
+        for result, run in members:
+            try:
+                if run.federation not in federations:
+                    federations[run.federation] = result.federation(run.id)
+            except ResultsError as error:
+                warnings.append(f"{error.message} Figures of the scenario are left out.")
+        settings.append(setting_of(name, members, colors, federations))
     shown = [result for result in results if any(member is result for member, *_ in entries)]
     return Bundle(
         paths=tuple(result.path for result in shown),
@@ -190,40 +206,6 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
 
 
 _Entry = tuple[Results, str, "RunCurve", str]  # results, name of the setting, run, name of the experiment
-
-
-def _entries(paths: Sequence[str | Path], results: Sequence[Results], warnings: list[str]) -> list[_Entry]:
-    """Return all runs that have a round, and append what a reader must know to ``warnings``."""
-    entries: list[_Entry] = []
-    for path, result in zip(paths, results, strict=True):
-        warnings += _warnings(Path(path), result)
-        entries += [(result, setting, run, Path(path).name) for setting, run in runs_of(result, warnings)]
-    if not entries:
-        lost = [text for result in results for text in _run_warnings(result)]
-        raise InputError(
-            f"No round has been recorded in {', '.join(map(str, paths))} yet.",
-            hint=lost[0] if lost else "wait for the first checkpoint, or follow the run with: fedcohort dashboard",
-        )
-    return _merged(entries, warnings)
-
-
-def _options(members: Iterable[tuple[Results, RunCurve]]) -> Options:
-    """Return the options of a setting; the first experiment that sets an option decides."""
-    options = [Options.of(result.config, result.run(run.id).setting) for result, run in members]
-    metrics = dict.fromkeys(option.metric.name for option in options)
-    if len(metrics) > 1:
-        raise InputError(
-            f"Experiments that are judged by {' and by '.join(metrics)} cannot be compared.",
-            hint="make a separate report for each",
-        )
-    return Options(
-        metric=options[0].metric,
-        targets=next((o.targets for o in options if o.targets), ()),
-        terminal=next((o.terminal for o in options if o.terminal), None),
-        baseline=next((o.baseline for o in options if o.baseline), None),
-        reference=next((o.reference for o in options if o.reference), None),
-        planned=max((o.planned for o in options if o.planned), default=None),
-    )
 
 
 def is_orphaned(folder: Path, status: Mapping[str, Any]) -> bool:
@@ -308,34 +290,28 @@ def _merged(entries: list[_Entry], warnings: list[str]) -> list[_Entry]:
     Of experiments that are set up alike, the newer run counts. Of others that share a selector's label, only the newest
     experiment is left, with those like it; ``warnings`` says so.
     """
+
+    def created(result: Results) -> str:
+        return str(result.meta.get("created", ""))
+
     results = {experiment: result for result, _, _, experiment in entries}
     # What was run last is what its user wants to see; mixing setups would blame selectors for other data.
-    newest = max(results, key=lambda name: str(results[name].meta.get("created", "")))
+    newest = max(results, key=lambda name: created(results[name]))
     unlike = {name: keys for name in results if (keys := _differences(results[name].config, results[newest].config))}
     shared = {e[2].label for e in entries if e[3] in unlike} & {e[2].label for e in entries if e[3] not in unlike}
     if unlike:
         keys = list(dict.fromkeys(key for keys in unlike.values() for key in keys))
         end = "left out" if shared else "part of this report, but differences may not be due to the selectors"
         warnings.append(f"Set up differently from {newest} ({names(keys, 3)}) and so {end}: {names(list(unlike))}.")
-    chosen: dict[tuple[str, str, int], _Entry] = {}
-    twice: dict[str, None] = {}
+    found: dict[tuple[str, str, int], list[_Entry]] = {}
     for entry in entries:
-        _, setting, run, experiment = entry
-        if shared and experiment in unlike:
-            continue
-        other = chosen.setdefault((setting, run.label, run.seed), entry)
-        if other is not entry:
-            twice[run.label] = None
-        if _age(entry) > _age(other):
-            chosen[setting, run.label, run.seed] = entry
+        if not (shared and entry[3] in unlike):
+            found.setdefault((entry[1], entry[2].label, entry[2].seed), []).append(entry)
+    twice = dict.fromkeys(label for (_, label, _), same in found.items() if len(same) > 1)
     if twice:
         warnings.append(f"In several of these experiments, so the newer runs are shown: {names(list(twice))}.")
-    return list(chosen.values())
-
-
-def _age(entry: _Entry) -> tuple[int, str]:
-    """Return what makes a run preferable to the same one of another experiment: more rounds, then a later start."""
-    return len(entry[2].round), str(entry[0].meta.get("created", ""))
+    # More rounds are better than a later start.
+    return [max(same, key=lambda entry: (len(entry[2].round), created(entry[0]))) for same in found.values()]
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -357,18 +333,6 @@ def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
             yield f"{before}{key}", value
 
 
-def _federations(members: Iterable[tuple[Results, RunCurve]], warnings: list[str]) -> dict[str, FederationFacts]:
-    federations: dict[str, FederationFacts] = {}
-    for result, run in members:
-        if run.federation in federations:
-            continue
-        try:
-            federations[run.federation] = result.federation(run.id)
-        except ResultsError as error:
-            warnings.append(f"{error.message} Figures of the scenario are left out.")
-    return federations
-
-
 def setting_of(
     name: str,
     members: Sequence[tuple[Results, RunCurve]],
@@ -377,13 +341,34 @@ def setting_of(
     clients: int = 0,
 ) -> Setting:
     """Return the runs of one setting by selector; there are at least ``clients`` clients."""
+    # The first experiment that sets an option decides.
+    options = [Options.of(result.config, result.run(run.id).setting) for result, run in members]
+    metrics = dict.fromkeys(option.metric.name for option in options)
+    if len(metrics) > 1:
+        raise InputError(
+            f"Experiments that are judged by {' and by '.join(metrics)} cannot be compared.",
+            hint="make a separate report for each",
+        )
     n = max(clients, *(len(f.sizes) for f in federations.values()), 0)
     n = max(n, *(int(run.pick_client.max(initial=-1)) + 1 for _, run in members))
     groups = []
     for label in dict.fromkeys(run.label for _, run in members):
         runs = tuple(sorted((run for _, run in members if run.label == label), key=lambda r: r.seed))
         groups.append(SelectorRuns(label, runs[0].selector, runs, *colors[label]))
-    rounds = max(int(run.round.max(initial=0)) + 1 for _, run in members)
     all_names = {facts.names for facts in federations.values()}  # they may differ between seeds
-    names = all_names.pop() if len(all_names) == 1 else None
-    return Setting(name, tuple(groups), n, federations, rounds, _options(members), names)
+    return Setting(
+        name,
+        tuple(groups),
+        n,
+        federations,
+        rounds=max(int(run.round.max(initial=0)) + 1 for _, run in members),
+        options=Options(
+            metric=options[0].metric,
+            targets=next((o.targets for o in options if o.targets), ()),
+            terminal=next((o.terminal for o in options if o.terminal), None),
+            baseline=next((o.baseline for o in options if o.baseline), None),
+            reference=next((o.reference for o in options if o.reference), None),
+            planned=max((o.planned for o in options if o.planned), default=None),
+        ),
+        names=all_names.pop() if len(all_names) == 1 else None,
+    )

@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
-from fedcohort.report.data import RunCurve, SelectorRuns, Setting
+from fedcohort.core.arrays import AnyArray, FloatArray
+from fedcohort.report.data import RunCurve, Setting
 from fedcohort.report.figure import Figure
 from fedcohort.report.tables import gini
-from fedcohort.simulate.leaderboard import Leaderboard, SelectorRanking, ranking
+from fedcohort.simulate.leaderboard import Leaderboard, ranking
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
 from fedcohort.simulate.leaderboard.words import duration, names, number, percent, quantity
-from fedcohort.simulate.metrics import Metric
 
 POINTS = 400  # of a curve, at most
 HEAT_COLUMNS = 250
 HEAT_ROWS = 250
+ROUNDS = {"label": "round", "format": "integer"}
 
 
 # -- helpers --------------------------------------------------------------------------------------------------------
@@ -37,6 +37,11 @@ def json_numbers(values: AnyArray, digits: int = 5) -> list[float | None]:
     return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in np.asarray(values, np.float64)]
 
 
+def lines(name: str, title: str, sentence: str, views: Sequence[Any], y: Mapping[str, Any], **more: Any) -> Figure:
+    """Return a figure of lines, with the y axis that its views share."""
+    return Figure(name, title, sentence, {"kind": "lines", "views": views, "y": y, **more})
+
+
 def _pack_matrix(values: FloatArray) -> tuple[str, float]:
     """Return a matrix as base64 bytes scaled to 0..255, and the value of 255."""
     top = float(values.max(initial=0.0))
@@ -45,7 +50,8 @@ def _pack_matrix(values: FloatArray) -> tuple[str, float]:
     return base64.b64encode(scaled.tobytes()).decode(), top or 1.0
 
 
-def _thin(count: int) -> AnyArray:
+def thinned(count: int) -> AnyArray:
+    """Return the places of at most ``POINTS`` of so many points, evenly spaced."""
     # A chart has fewer pixels than a run may have rounds, and the page must stay small enough to send.
     return np.unique(np.linspace(0, count - 1, min(count, POINTS)).round().astype(int))
 
@@ -53,15 +59,22 @@ def _thin(count: int) -> AnyArray:
 def seed_band(curves: Sequence[tuple[FloatArray, FloatArray]], stepwise: bool) -> dict[str, list[float | None]] | None:
     """Return the mean and the mean +- standard deviation of several (x, y) curves, on a common grid.
 
-    The grid ends where the shortest curve ends, so the mean is always over the same seeds. With ``stepwise``, a curve
-    keeps its last value between points; otherwise only points that all curves share are used.
+    The grid ends where the shortest curve ends, so the mean is always over the same seeds. With ``stepwise``, the grid
+    is even and a curve keeps its last value between points; otherwise only points that all curves share are used.
     """
     curves = [(x, y) for x, y in curves if len(x)]
     if not curves:
         return None
-    grid, rows = _steps(curves) if stepwise else _at_common_points(curves)
-    if not len(grid):
-        return None
+    if stepwise:
+        start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+        grid = np.linspace(min(start, end), end, POINTS) if end > start else np.array([end])
+        rows = np.array([y[np.maximum(np.searchsorted(x, grid, side="right") - 1, 0)] for x, y in curves])
+    else:
+        common = functools.reduce(np.intersect1d, [x for x, _ in curves])
+        if not len(common):
+            return None
+        grid = common[thinned(len(common))]
+        rows = np.array([y[np.searchsorted(x, grid)] for x, y in curves])
     mean = rows.mean(axis=0)
     band = {"x": json_numbers(grid, 6), "y": json_numbers(mean)}
     if len(rows) > 1:
@@ -70,29 +83,16 @@ def seed_band(curves: Sequence[tuple[FloatArray, FloatArray]], stepwise: bool) -
     return band
 
 
-def _steps(curves: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
-    """Return an even grid, and each curve's last value before each point."""
-    end = min(x[-1] for x, _ in curves)
-    start = max(x[0] for x, _ in curves)
-    grid = np.linspace(min(start, end), end, POINTS) if end > start else np.array([end])
-    return grid, np.array([y[np.maximum(np.searchsorted(x, grid, side="right") - 1, 0)] for x, y in curves])
-
-
-def _at_common_points(curves: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
-    """Return the points that all curves share, thinned, and the curves' values there."""
-    common = functools.reduce(np.intersect1d, [x for x, _ in curves])
-    grid = common[_thin(len(common))] if len(common) else common
-    return grid, np.array([y[np.searchsorted(x, grid)] for x, y in curves])
-
-
-def _series(group: SelectorRuns, data: Mapping[str, Any]) -> dict[str, Any]:
-    return {"label": group.label, "color": group.color, "dash": group.dash, **data}
+def _bands(
+    setting: Setting, curve: Callable[[RunCurve], tuple[FloatArray, FloatArray]], stepwise: bool = False
+) -> list[dict[str, Any]]:
+    """Return the series of each selector, with its band over seeds."""
+    bands = [(group, seed_band([curve(run) for run in group.runs], stepwise)) for group in setting.groups]
+    return [{"label": g.label, "color": g.color, "dash": g.dash, **band} for g, band in bands if band is not None]
 
 
 def trailing_mean(values: FloatArray, window: int) -> FloatArray:
     """Return the trailing mean over ``window`` entries, shorter at the beginning."""
-    if window <= 1:
-        return values
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)
@@ -106,45 +106,40 @@ def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
     """Accuracy, or the task's metric, over rounds, simulated seconds and bytes."""
     metric = board.metric
     axes: list[tuple[str, dict[str, str], Callable[[RunCurve], FloatArray], bool]] = [
-        ("Rounds", {"label": "round", "format": "integer"}, lambda run: run.round.astype(float), False),
+        ("Rounds", ROUNDS, lambda run: run.round.astype(float), False),
         ("Simulated time", {"label": "simulated time", "format": "seconds"}, lambda run: run.values["clock"], True),
         ("Bytes", {"label": "bytes sent and received", "format": "bytes"}, lambda run: run.total_bytes, True),
     ]
+
+    def evaluated(run: RunCurve, x_of: Callable[[RunCurve], FloatArray]) -> tuple[FloatArray, FloatArray]:
+        x, y = x_of(run), run.values["accuracy"]
+        known = np.isfinite(x) & np.isfinite(y)
+        return x[known], metric.natural(y[known])
+
     views = []
     for name, axis, x_of, stepwise in axes:
-        series = _bands(setting, lambda run, x_of=x_of: _evaluated(run, x_of(run), metric), stepwise)  # type: ignore[misc]
+        series = _bands(setting, functools.partial(evaluated, x_of=x_of), stepwise)
         longest = max((s["x"][-1] or 0.0 for s in series), default=0.0)
         if series and (longest > 0 or name == "Rounds"):  # without latency, there is no simulated time
             views.append({"name": name, "x": axis, "series": series})
     if not views:
         return None
-    target = {"y": metric.natural(board.target), "label": f"target {metric.level(board.target)}"}
-    marks = [] if math.isnan(board.target) else [target]
-    return Figure(
-        "accuracy" if metric.is_accuracy else "metric",
-        f"Test {metric.name}",
-        _accuracy_sentence(board) + _seeds(setting),
-        {
-            "kind": "lines",
-            "views": views,
-            "y": {"label": f"test {metric.name}", **({"format": "percent", "max": 1} if metric.share else {})},
-            "marks": marks,
-        },
-    )
-
-
-def _bands(
-    setting: Setting, curve: Callable[[RunCurve], tuple[FloatArray, FloatArray]], stepwise: bool = False
-) -> list[dict[str, Any]]:
-    """Return the series of each selector, with its band over seeds."""
-    bands = [(group, seed_band([curve(run) for run in group.runs], stepwise)) for group in setting.groups]
-    return [_series(group, band) for group, band in bands if band is not None]
-
-
-def _evaluated(run: RunCurve, x: FloatArray, metric: Metric) -> tuple[FloatArray, FloatArray]:
-    """Return a run's metric against ``x`` in the rounds in which both are known."""
-    known = np.isfinite(run.values["accuracy"]) & np.isfinite(x)
-    return x[known], metric.natural(run.values["accuracy"][known])
+    level, marks = metric.level(board.target), []
+    reached = [(row.label, row.main.rounds.count, row.runs) for row in board.rows]
+    if math.isnan(board.target):
+        text = f"No selector has a terminal {metric.name}{'' if board.finished else ' yet'}."
+    else:
+        marks = [{"y": metric.natural(board.target), "label": f"target {level}"}]
+        if all(count == runs for _, count, runs in reached):
+            text = f"{board.so_far}Every run reaches {level}."
+        elif not any(count for _, count, _ in reached):
+            text = f"{board.so_far}No run reaches {level}."
+        else:  # the conclusion says what that means
+            each = names([f"{label} {count} of {runs}" for label, count, runs in reached])
+            text = f"{board.so_far}Runs that reach {level}: {each}."
+    y = {"label": f"test {metric.name}", **({"format": "percent", "max": 1} if metric.share else {})}
+    key = "accuracy" if metric.is_accuracy else "metric"
+    return lines(key, f"Test {metric.name}", text + _seeds(setting), views, y, marks=marks)
 
 
 def _seeds(setting: Setting) -> str:
@@ -153,18 +148,6 @@ def _seeds(setting: Setting) -> str:
         return " One seed, so no band is shown."
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f" Bands show one standard deviation over {seeds} seeds."
-
-
-def _accuracy_sentence(board: Leaderboard) -> str:
-    """Say how many runs of each selector reach the target; the conclusion says what that means."""
-    if math.isnan(board.target):
-        return f"No selector has a terminal {board.metric.name}{'' if board.finished else ' yet'}."
-    reached = [f"{row.label} {row.main.rounds.count} of {row.runs}" for row in board.rows]
-    if all(row.main.rounds.count == row.runs for row in board.rows):
-        return f"{board.so_far}Every run reaches {board.metric.level(board.target)}."
-    if not any(row.main.rounds.count for row in board.rows):
-        return f"{board.so_far}No run reaches {board.metric.level(board.target)}."
-    return f"{board.so_far}Runs that reach {board.metric.level(board.target)}: {names(reached)}."
 
 
 def ranks(setting: Setting, board: Leaderboard, all_boards: Sequence[Leaderboard] = ()) -> Figure | None:
@@ -188,7 +171,26 @@ def ranks(setting: Setting, board: Leaderboard, all_boards: Sequence[Leaderboard
                 "p": [json_numbers(np.array([order.p.get((a, b), 1.0) for b in order.labels])) for a in order.labels],
             }
         )
-        sentences.append(_rank_sentence(order, f"in {name.lower()}" if several else ""))
+        blocks = quantity(order.blocks, order.over) + (
+            f" in {name.lower()}" if several and order.over == "seed" else ""
+        )
+        p = "p < 0.001" if order.friedman < 0.001 else f"p = {order.friedman:.3f}"
+        if order.friedman >= LEVEL:
+            sentences.append(f"Over {blocks}, the selectors cannot be told apart (Friedman, {p}).")
+            continue
+        best, *others = order.labels
+        worse = [label for label in others if order.differ(best, label)]
+        alike = [label for label in others if label not in worse]
+        text = f"{best} has the best mean rank over {blocks} ({number(order.ranks[0])} of {len(order.labels)}; "
+        text += f"Friedman, {p})"
+        if not worse:
+            text += f", but no other differs from it by the critical difference of {number(order.difference)}"
+        else:
+            text += (
+                f"; it is better than {names(worse)} by the critical difference of {number(order.difference)} or more"
+            )
+            text += f", and cannot be told apart from {names(alike)}" if alike else ""
+        sentences.append(f"{text}.")
     if not views:
         return None
     about = (
@@ -200,61 +202,39 @@ def ranks(setting: Setting, board: Leaderboard, all_boards: Sequence[Leaderboard
     return Figure("ranks", "All against all", board.so_far + " ".join(sentences) + about, spec)
 
 
-def _rank_sentence(order: SelectorRanking, where: str) -> str:
-    blocks = quantity(order.blocks, order.over) + (f" {where}" if where and order.over == "seed" else "")
-    p = "p < 0.001" if order.friedman < 0.001 else f"p = {order.friedman:.3f}"
-    best = order.labels[0]
-    if order.friedman >= LEVEL:
-        return f"Over {blocks}, the selectors cannot be told apart (Friedman, {p})."
-    worse = [label for label in order.labels[1:] if order.differ(best, label)]
-    text = f"{best} has the best mean rank over {blocks} ({number(order.ranks[0])} of {len(order.labels)}; "
-    text += f"Friedman, {p})"
-    if not worse:
-        return f"{text}, but no other differs from it by the critical difference of {number(order.difference)}."
-    alike = [label for label in order.labels[1:] if label not in worse]
-    text += f"; it is better than {names(worse)} by the critical difference of {number(order.difference)} or more"
-    return f"{text}, and cannot be told apart from {names(alike)}." if alike else f"{text}."
-
-
 def loss(setting: Setting, board: Leaderboard) -> Figure | None:
     """Test loss over rounds."""
-    series = _bands(setting, _losses)
-    if not series:
-        return None
-    views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
-    spec = {"kind": "lines", "views": views, "y": {"label": "test loss"}}
-    return Figure("loss", "Test loss", board.so_far + "Lines are means over seeds." + _seeds(setting), spec)
-
-
-def _losses(run: RunCurve) -> tuple[FloatArray, FloatArray]:
-    rounds, values = run.evaluations("loss")
-    return rounds.astype(float), values
+    series = _bands(setting, lambda run: run.evaluations("loss"))
+    views = [{"name": "Rounds", "x": ROUNDS, "series": series}]
+    text = board.so_far + "Lines are means over seeds." + _seeds(setting)
+    return lines("loss", "Test loss", text, views, {"label": "test loss"}) if series else None
 
 
 def balance(setting: Setting) -> Figure | None:
     """Class imbalance of the cohort's pooled labels per round."""
     # The imbalance of single cohorts jumps; a 25th of the run is about what the eye would smooth.
     window = max(1, setting.rounds // 25)
-    series, means = [], []
-    for group in setting.groups:
-        curves = [
-            (x.astype(float), trailing_mean(y, window)) for x, y in (run.evaluations("qcid") for run in group.runs)
-        ]
-        band = seed_band(curves, False)
-        if band is not None:
-            if "lo" in band:  # an imbalance is never negative, but the mean minus the deviation may be
-                band["lo"] = [None if v is None else max(0.0, v) for v in band["lo"]]
-            series.append(_series(group, band))
-            known = np.concatenate([run.evaluations("qcid")[1] for run in group.runs])
-            means.append(f"{group.label} {number(float(known.mean()))}")
+
+    def smooth(run: RunCurve) -> tuple[FloatArray, FloatArray]:
+        x, y = run.evaluations("qcid")
+        return x, trailing_mean(y, window)
+
+    series = _bands(setting, smooth)
     if not series:
         return None
+    for band in series:
+        if "lo" in band:  # an imbalance is never negative, but the mean minus the deviation may be
+            band["lo"] = [None if v is None else max(0.0, v) for v in band["lo"]]
+    means = []
+    for group in setting.groups:
+        known = np.concatenate([run.evaluations("qcid")[1] for run in group.runs])
+        means += [f"{group.label} {number(float(known.mean()))}"] if len(known) else []
     sentence = f"Mean class imbalance (QCID) of a cohort: {names(means)}; 0 is perfectly balanced."
     if window > 1:
         sentence += f" Lines are trailing means over {window} rounds."
-    views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
-    spec = {"kind": "lines", "views": views, "y": {"label": "class imbalance of the cohort (QCID)", "min": 0}}
-    return Figure("balance", "Class balance of the cohorts", sentence, spec)
+    views = [{"name": "Rounds", "x": ROUNDS, "series": series}]
+    y = {"label": "class imbalance of the cohort (QCID)", "min": 0}
+    return lines("balance", "Class balance of the cohorts", sentence, views, y)
 
 
 def picks(setting: Setting) -> Figure | None:
@@ -264,41 +244,24 @@ def picks(setting: Setting) -> Figure | None:
         return None
     x_step, y_step = -(-rounds // HEAT_COLUMNS), -(-n // HEAT_ROWS)
     cols, rows = -(-rounds // x_step), -(-n // y_step)
+    shape: dict[str, Any] = {"rows": rows, "cols": cols, "x0": 0, "xstep": x_step, "ystep": y_step, "x": ROUNDS}
+    if setting.names is not None and y_step == 1:
+        shape["names"] = list(setting.names)
     views: list[dict[str, Any]] = []
     for group in setting.groups:
         # A picture of several seeds at once would average clients that have nothing in common but their number.
-        run = group.runs[0]  # each seed has its own clients, so seeds are not averaged here
+        run = group.runs[0]
         grid = np.zeros((rows, cols))
         np.add.at(grid, (run.pick_client // y_step, run.pick_round // x_step), 1.0 / (x_step * y_step))
         cells, top = _pack_matrix(grid)
-        views.append(
-            {
-                "name": group.label,
-                "rows": rows,
-                "cols": cols,
-                "cells": cells,
-                "max": top,
-                "x0": 0,
-                "xstep": x_step,
-                "ystep": y_step,
-                "x": {"label": "round", "format": "integer"},
-                **({"names": list(setting.names)} if setting.names is not None and y_step == 1 else {}),
-            }
-        )
+        views.append({"name": group.label, "cells": cells, "max": top, **shape})
     sentence = "A horizontal streak is a client that is picked again and again."
     if any(len(group.runs) > 1 for group in setting.groups):
         sentence += " The first seed is shown; each has its own clients."
-    return Figure(
-        "picks",
-        "Who was picked, round by round",
-        sentence,
-        {
-            "kind": "heat",
-            "views": views,
-            "y": {"label": "client", "item": "client", "format": "integer"},
-            "value": {"label": "share of rounds picked", "format": "percent"},
-        },
-    )
+    y = {"label": "client", "item": "client", "format": "integer"}
+    value = {"label": "share of rounds picked", "format": "percent"}
+    spec = {"kind": "heat", "views": views, "y": y, "value": value}
+    return Figure("picks", "Who was picked, round by round", sentence, spec)
 
 
 def participation(setting: Setting) -> Figure | None:
@@ -307,23 +270,20 @@ def participation(setting: Setting) -> Figure | None:
     if n == 0:
         return None
     series, spread = [], []
-    index = _thin(n)
+    index = thinned(n)
     for group in setting.groups:
         per_seed = [np.sort(np.bincount(run.pick_client, minlength=n)[:n])[::-1] for run in group.runs]
-        mean = np.mean(per_seed, axis=0)
-        series.append(_series(group, {"x": (index + 1).tolist(), "y": json_numbers(mean[index])}))
+        y = json_numbers(np.mean(per_seed, axis=0)[index])
+        style = {"label": group.label, "color": group.color, "dash": group.dash}
+        series.append({**style, "x": (index + 1).tolist(), "y": y})
         evenness = float(np.mean([gini(counts.astype(float)) for counts in per_seed]))
         spread += [] if math.isnan(evenness) else [f"{group.label} {evenness:.2f}"]
     if not spread:
         return None
-    sentence = (
-        f"A flat line means that the work is shared evenly. Gini coefficient: {names(spread)}; 0 is perfectly even."
-    )
-    views = [
-        {"name": "Clients", "x": {"label": "clients, most often picked first", "format": "integer"}, "series": series}
-    ]
-    spec = {"kind": "lines", "views": views, "y": {"label": "times picked", "min": 0}}
-    return Figure("participation", "How often each client was picked", sentence, spec)
+    text = f"A flat line means that the work is shared evenly. Gini coefficient: {names(spread)}; 0 is perfectly even."
+    x = {"label": "clients, most often picked first", "format": "integer"}
+    views = [{"name": "Clients", "x": x, "series": series}]
+    return lines("participation", "How often each client was picked", text, views, {"label": "times picked", "min": 0})
 
 
 def scenario(setting: Setting) -> Figure | None:
@@ -332,116 +292,98 @@ def scenario(setting: Setting) -> Figure | None:
     if facts is None:
         return None
     counts = np.asarray(facts.label_counts, np.float64)
-    if not counts.shape[1]:  # the task has no classes
+    classes = counts.shape[1]
+    if not classes:  # the task has no classes
         return None
     # Clients are sorted by main class, the most one-sided first, so that skew shows as blocks.
     order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
     if len(order) > 1000:
         order = order[np.linspace(0, len(order) - 1, 1000).astype(int)]
     cells, top = _pack_matrix(np.ascontiguousarray(counts[order].T))
-    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    present = (counts > 0).sum(axis=1)
-    sentence = f"{quantity(len(counts), 'client')}, {quantity(counts.shape[1], 'class', 'classes')}. "
-    sentence += _holdings(present, share.max(axis=1), facts.sizes)
+
+    # How many samples and classes clients hold, and how large the share of their main class is.
+    present, share = (counts > 0).sum(axis=1), counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    least, most, few, many = (float(v) for v in (facts.sizes.min(), facts.sizes.max(), present.min(), present.max()))
+    amount = number(most) if least == most else f"{number(least)} to {number(most)}"
+    text = f"{quantity(len(counts), 'client')}, {quantity(classes, 'class', 'classes')}. "
+    if few == many == 1 and least == most:
+        text += f"Every client holds {quantity(most, 'sample')} of a single class."
+    else:
+        text += f"A client holds {amount} {'sample' if most == 1 else 'samples'} of "
+        kinds = number(many) if few == many else f"{number(few)} to {number(many)}"
+        main = percent(float(np.median(share.max(axis=1))), 0)
+        half = f"{kinds} classes; for half of the clients, one class makes up {main} or more."
+        text += "a single class." if many == 1 else half
     if float(facts.noise_rate.max(initial=0)) > 0:
-        sentence += f" On average {percent(float(facts.noise_rate.mean()), 0)} of a client's labels are wrong."
+        text += f" On average {percent(float(facts.noise_rate.mean()), 0)} of a client's labels are wrong."
     if len(setting.federations) > 1:
-        sentence += f" The figure shows one of {len(setting.federations)} federations; each seed has its own."
+        text += f" The figure shows one of {len(setting.federations)} federations; each seed has its own."
     view = {
         "name": "scenario",
-        "rows": counts.shape[1],
+        "rows": classes,
         "cols": len(order),
         "cells": cells,
         "max": top,
         "x0": 0,
         "xstep": 1,
-        "names": [f"class {c}" for c in range(counts.shape[1])],
+        "names": [f"class {c}" for c in range(classes)],
         "xnames": [str(int(c)) for c in order],
         "x": {"label": "clients, sorted by main class", "format": "integer"},
         "xitem": "client",
     }
-    spec = {
-        "kind": "heat",
-        "views": [view],
-        "y": {"label": "", "item": "class"},
-        "value": {"label": "samples", "format": "integer"},
-    }
-    return Figure("scenario", "The federation: classes by client", sentence, spec)
-
-
-def _holdings(classes: IntArray, largest: FloatArray, sizes: FloatArray) -> str:
-    """Say how many samples and classes clients hold, and how large the share of their main class is."""
-    least, most, few, many = (float(value) for value in (sizes.min(), sizes.max(), classes.min(), classes.max()))
-    if few == many == 1 and least == most:
-        return f"Every client holds {quantity(most, 'sample')} of a single class."
-    amount = number(most) if least == most else f"{number(least)} to {number(most)}"
-    kinds = number(many) if few == many else f"{number(few)} to {number(many)}"
-    text = f"A client holds {amount} {'sample' if most == 1 else 'samples'}"
-    if many == 1:
-        return f"{text} of a single class."
-    main = percent(float(np.median(largest)), 0)
-    return f"{text} of {kinds} classes; for half of the clients, one class makes up {main} or more."
+    axes = {"y": {"label": "", "item": "class"}, "value": {"label": "samples", "format": "integer"}}
+    return Figure("scenario", "The federation: classes by client", text, {"kind": "heat", "views": [view], **axes})
 
 
 def cost(setting: Setting, board: Leaderboard) -> Figure | None:
     """Simulated seconds, client compute and bytes, split into training and queries."""
-    kinds: list[tuple[str, str, str, Callable[[RunCurve], tuple[float, float]]]] = [
-        ("Simulated time", "seconds", "simulated time", _seconds_split),
-        ("Client compute", "seconds", "compute time summed over clients", _compute_split),
-        ("Bytes", "bytes", "bytes sent and received", _bytes_split),
+
+    def total(run: RunCurve, *columns: str) -> float:
+        return float(sum(np.nansum(run.values[name]) for name in columns))
+
+    def split(run: RunCurve) -> list[list[float]]:
+        queries = total(run, "query_seconds")
+        sent = [total(run, f"{before}bytes_down", f"{before}bytes_up") for before in ("", "query_")]
+        return [
+            [total(run, "seconds") - queries, queries],
+            [total(run, "client_seconds"), total(run, "query_client_seconds")],
+            sent,
+        ]
+
+    kinds = (
+        ("Simulated time", "seconds", "simulated time"),
+        ("Client compute", "seconds", "compute time summed over clients"),
+        ("Bytes", "bytes", "bytes sent and received"),
+    )
+    spent = {group.label: np.mean([split(run) for run in group.runs], axis=0) for group in setting.groups}
+    colors = setting.line_styles
+    views = [
+        {
+            "name": name,
+            "x": {"label": label, "format": unit},
+            "rows": [{"label": k, "color": colors[k][0], "parts": json_numbers(v[i])} for k, v in spent.items()],
+        }
+        for i, (name, unit, label) in enumerate(kinds)
+        # Without latency there are no seconds, and an empty chart would look as if everything were free.
+        if any(parts[i].sum() > 0 for parts in spent.values())
     ]
-    views: list[dict[str, Any]] = []
-    for name, unit, label, split in kinds:
-        rows = []
-        for group in setting.groups:
-            parts = np.mean([split(run) for run in group.runs], axis=0)
-            rows.append({"label": group.label, "color": group.color, "parts": json_numbers(parts)})
-        views.append({"name": name, "x": {"label": label, "format": unit}, "rows": rows})
-    spending = _question_sentence(views[2]["rows"]) + _duration_sentence(setting, views[0]["rows"])
-    # Without latency there are no seconds, and an empty chart would look as if everything were free.
-    views = [view for view in views if any(sum(row["parts"]) > 0 for row in view["rows"])]
     if not views:
         return None
-    spec = {"kind": "bars", "views": views, "parts": ["training", "queries"]}
-    return Figure("cost", "Cost: training and queries", board.so_far + spending, spec)
-
-
-def _question_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say how much each selector spends on queries, in bytes and as a share of its bytes."""
     asked = [
-        f"{row['label']} {megabytes(row['parts'][1] / 1e6)} MB ({percent(row['parts'][1] / sum(row['parts']))})"
-        for row in rows
-        if row["parts"][1] > 0
+        f"{label} {megabytes(queries / 1e6)} MB ({percent(queries / (training + queries))})"
+        for label, (_, _, (training, queries)) in spent.items()
+        if queries > 0
     ]
-    if not asked:
-        return "No selector asked clients anything before choosing, so every byte went into training."
-    return f"Queries before choosing, and their share of the traffic: {names(asked)}."
-
-
-def _duration_sentence(setting: Setting, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say how long a round takes with each selector."""
+    text = (
+        f"Queries before choosing, and their share of the traffic: {names(asked)}."
+        if asked
+        else "No selector asked clients anything before choosing, so every byte went into training."
+    )
     rounds = {group.label: float(np.mean([len(run.round) for run in group.runs])) for group in setting.groups}
-    spent = [
-        f"{row['label']} {duration(sum(row['parts']) / rounds[row['label']])}" for row in rows if sum(row["parts"])
-    ]
-    return f" A round takes: {names(spent)}." if spent else ""
-
-
-def _total(run: RunCurve, *columns: str) -> float:
-    return float(sum(np.nansum(run.values[name]) for name in columns))
-
-
-def _seconds_split(run: RunCurve) -> tuple[float, float]:
-    queries = _total(run, "query_seconds")
-    return _total(run, "seconds") - queries, queries
-
-
-def _compute_split(run: RunCurve) -> tuple[float, float]:
-    return _total(run, "client_seconds"), _total(run, "query_client_seconds")
-
-
-def _bytes_split(run: RunCurve) -> tuple[float, float]:
-    return _total(run, "bytes_down", "bytes_up"), _total(run, "query_bytes_down", "query_bytes_up")
+    lasts = [f"{label} {duration(v[0].sum() / rounds[label])}" for label, v in spent.items() if v[0].sum()]
+    text += f" A round takes: {names(lasts)}." if lasts else ""
+    spec = {"kind": "bars", "views": views, "parts": ["training", "queries"]}
+    return Figure("cost", "Cost: training and queries", board.so_far + text, spec)
 
 
 def general_figures(setting: Setting, board: Leaderboard, all_boards: Sequence[Leaderboard] = ()) -> list[Figure]:

@@ -15,7 +15,7 @@ from fedcohort.core.selector_spec import class_of
 from fedcohort.report import palette
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.figure import Figure
-from fedcohort.report.figures import POINTS, json_numbers
+from fedcohort.report.figures import ROUNDS, json_numbers, thinned
 from fedcohort.simulate.store.results import open_journal
 
 MAX_POINTS = 600  # clients drawn one by one
@@ -79,30 +79,52 @@ def _views(setting: Setting, group: SelectorRuns, run: RunCurve) -> list[tuple[P
 
 def _figure(picture: Picture, views: Sequence[tuple[str, View]]) -> Figure:
     """Return the figure with the views of one picture, by the label of their group."""
-    axis: dict[str, Any] = {"label": picture.quantity, **({"format": "percent"} if picture.share else {})}
     # One chart draws one kind of view, so views of another kind than the first are left out.
-    first = views[0][1]
-    views = [(label, view) for label, view in views if type(view) is type(first)]
-    spec: dict[str, Any] = {"y": axis}
-    if isinstance(first, Intervals):
-        spec |= {"kind": "intervals", "views": [_intervals(n, v) for n, v in views if isinstance(v, Intervals)]}
-    elif isinstance(first, Lines):
-        spec |= {"kind": "lines", "views": [_lines(n, v) for n, v in views if isinstance(v, Lines)]}
-    else:
-        spec |= _point_views([(label, view) for label, view in views if isinstance(view, Points)])
+    kind = type(views[0][1])
+    views = [(label, view) for label, view in views if type(view) is kind]
+    spec: dict[str, Any] = {
+        "y": {"label": picture.quantity, **({"format": "percent"} if picture.share else {})},
+        "kind": {Intervals: "intervals", Lines: "lines"}.get(kind, "points"),
+        "views": [{"name": label, **_drawn(view)} for label, view in views],
+    }
+    points = [view for _, view in views if isinstance(view, Points)]
+    if points:
+        names = max((list(view.group_names) for view in points), key=len) or ["clients"]
+        slots = palette.COLOURS - 1  # the first colour is the baseline's
+        spec |= {"categories": names, "colors": [1 + c % slots for c in range(len(names))]}
+        spec["short"] = [name.split()[-1] if name[-1:].isdecimal() else "" for name in names]
     text = " ".join([view.text for _, view in views if view.text][:2])
     return Figure(picture.name, picture.title, text, spec)
 
 
-def _point_views(views: Sequence[tuple[str, Points]]) -> dict[str, Any]:
-    names = max((list(view.group_names) for _, view in views), key=len) or ["clients"]
-    slots = len(palette.LIGHT) - 1  # the first colour is the baseline's
+def _drawn(view: View) -> dict[str, Any]:
+    """Return what the chart code draws of one view."""
+    if isinstance(view, Lines):
+        series = []
+        for slot, (name, (rounds, values)) in enumerate(view.lines.items(), start=1):
+            keep = thinned(len(rounds))
+            y = json_numbers(np.asarray(values)[keep])
+            series.append({"label": name, "color": slot, "x": [int(rounds[i]) for i in keep], "y": y})
+        return {"x": ROUNDS, "series": series}
+    if isinstance(view, Intervals):
+        order = _evenly_spaced(np.argsort(-view.middle, kind="stable"))
+        drawn: dict[str, Any] = {
+            "x": {"label": "clients, ranked", "format": "integer"},
+            "mid": json_numbers(view.middle[order]),
+            "lo": json_numbers(view.low[order]),
+            "hi": json_numbers(view.high[order]),
+            "names": [str(int(c)) for c in order],
+        }
+        return drawn | ({"note": [view.notes[int(c)] for c in order]} if view.notes else {})
+    keep = _evenly_spaced(np.arange(len(view.points)))
+    groups = np.zeros(len(view.points), int) if view.groups is None else view.groups
+    place = _tsne(view.points[keep])
     return {
-        "kind": "points",
-        "views": [_points(label, view) for label, view in views],
-        "categories": names,
-        "short": [name.split()[-1] if name[-1:].isdecimal() else "" for name in names],
-        "colors": [1 + c % slots for c in range(len(names))],
+        "x": {"label": "t-SNE of the embeddings; only nearness is meaningful"},
+        "px": json_numbers(place[:, 0], 4),
+        "py": json_numbers(place[:, 1], 4),
+        "category": groups[keep].tolist(),
+        "names": [str(int(c)) for c in keep],
     }
 
 
@@ -111,44 +133,6 @@ def _evenly_spaced(order: IntArray) -> IntArray:
     if len(order) <= MAX_POINTS:
         return order
     return np.asarray(order[np.linspace(0, len(order) - 1, MAX_POINTS).astype(int)])
-
-
-def _intervals(label: str, view: Intervals) -> dict[str, Any]:
-    order = _evenly_spaced(np.argsort(-view.middle, kind="stable"))
-    drawn: dict[str, Any] = {
-        "name": label,
-        "x": {"label": "clients, ranked", "format": "integer"},
-        "mid": json_numbers(view.middle[order]),
-        "lo": json_numbers(view.low[order]),
-        "hi": json_numbers(view.high[order]),
-        "names": [str(int(c)) for c in order],
-    }
-    if view.notes:
-        drawn["note"] = [view.notes[int(c)] for c in order]
-    return drawn
-
-
-def _lines(label: str, view: Lines) -> dict[str, Any]:
-    series = []
-    for slot, (name, (rounds, values)) in enumerate(view.lines.items(), start=1):
-        keep = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), POINTS)).astype(int))
-        numbers = json_numbers(np.asarray(values)[keep])
-        series.append({"label": name, "color": slot, "x": [int(rounds[i]) for i in keep], "y": numbers})
-    return {"name": label, "x": {"label": "round", "format": "integer"}, "series": series}
-
-
-def _points(label: str, view: Points) -> dict[str, Any]:
-    keep = _evenly_spaced(np.arange(len(view.points)))
-    groups = np.zeros(len(view.points), int) if view.groups is None else view.groups
-    place = _tsne(view.points[keep])
-    return {
-        "name": label,
-        "x": {"label": "t-SNE of the embeddings; only nearness is meaningful"},
-        "px": json_numbers(place[:, 0], 4),
-        "py": json_numbers(place[:, 1], 4),
-        "category": groups[keep].tolist(),
-        "names": [str(int(c)) for c in keep],
-    }
 
 
 def _tsne(points: FloatArray) -> FloatArray:

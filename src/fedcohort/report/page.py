@@ -24,8 +24,6 @@ from fedcohort.report.why import report_explanations
 from fedcohort.simulate.leaderboard import Leaderboard, Table, leaderboard_table
 from fedcohort.simulate.leaderboard.table import FEW, pairs_table
 
-NOTHING = Markup("")
-
 
 @dataclass(frozen=True)
 class Section:
@@ -112,29 +110,37 @@ def load_figures(*paths: str | Path, setting: str | None = None) -> dict[str, Fi
         Default: the first.
     """
     sections = {section.setting.name: section for section in assemble(paths).sections}
-    if setting is not None and setting not in sections:
+    name = next(iter(sections)) if setting is None else setting
+    if name not in sections:
         raise UnknownNameError(
-            f"There is no setting {setting!r}. Known: {', '.join(sections)}.",
-            hint=suggest(setting, sections),
+            f"There is no setting {name!r}. Known: {', '.join(sections)}.", hint=suggest(name, sections)
         )
-    section = sections[setting] if setting is not None else next(iter(sections.values()))
-    return {figure.name: figure for figure in section.figures}
+    return {figure.name: figure for figure in sections[name].figures}
 
 
 def build_report(report: Report) -> str:
     """Return the HTML of a report."""
-    panes = [
-        Pane(section.setting.name, _blocks(section, number), {f.name: f for f in section.figures}, section.explanations)
-        for number, section in enumerate(report.sections)
-    ]
-    return build_page(
-        report.title,
-        _facts(report),
-        report.warnings,
-        panes,
-        remarks=report.remarks,
-        setup=setup_card(report.bundle, report.sections[0].board),
-    )
+    panes = []
+    for number, section in enumerate(report.sections):
+        board, participation = section.tables
+        blocks = [card("table", board, pairs_table(section.board))]
+        for figure in section.figures:
+            own = figure.name == "participation"
+            blocks.append(card("figure", figure, number, *([participation] * own)))
+            if own and section.explanations:
+                blocks.append(card("why", number))
+        figures = {figure.name: figure for figure in section.figures}
+        panes.append(Pane(section.setting.name, blocks, figures, section.explanations))
+    settings = report.bundle.settings
+    groups = [group for setting in settings for group in setting.groups]
+    facts = [
+        (len({group.label for group in groups}), "selector"), (len(settings), "setting"),
+        (max(len(group.runs) for group in groups), "seed"), (report.bundle.n_runs, "run"),
+        (max(setting.rounds for setting in settings), "round"),
+        (max(setting.n_clients for setting in settings), "client"),
+    ]  # fmt: skip
+    setup = setup_card(report.bundle, report.sections[0].board)
+    return build_page(report.title, facts, report.warnings, panes, remarks=report.remarks, setup=setup)
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,7 @@ def build_page(
     panes: Sequence[Pane],
     *,
     remarks: Sequence[str] = (),
-    setup: Markup = NOTHING,
+    setup: str = "",
 ) -> str:
     """Return a self-contained page.
 
@@ -188,28 +194,3 @@ def figure_files(report: Report) -> list[dict[str, Any]]:
     """Return every figure as the chart code draws it, with its file name."""
     several = len(report.sections) > 1
     return [f.chart(s.setting.name if several else None) for s in report.sections for f in s.figures]
-
-
-def _facts(report: Report) -> list[tuple[int, str]]:
-    bundle = report.bundle
-    selectors = len({group.label for setting in bundle.settings for group in setting.groups})
-    seeds = max(len(group.runs) for setting in bundle.settings for group in setting.groups)
-    clients = max(setting.n_clients for setting in bundle.settings)
-    rounds = max(setting.rounds for setting in bundle.settings)
-    return [
-        (selectors, "selector"), (len(bundle.settings), "setting"), (seeds, "seed"), (bundle.n_runs, "run"),
-        (rounds, "round"), (clients, "client"),
-    ]  # fmt: skip
-
-
-def _blocks(section: Section, number: int) -> list[Markup]:
-    board, participation = section.tables
-    blocks = [card("table", board, pairs_table(section.board))]
-    for figure in section.figures:
-        if figure.name != "participation":
-            blocks.append(card("figure", figure, number))
-            continue
-        blocks.append(card("figure", figure, number, participation))
-        if section.explanations:
-            blocks.append(card("why", number))
-    return blocks

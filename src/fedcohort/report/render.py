@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from fedcohort.core.text import printable
 from fedcohort.core.version import __version__
-from fedcohort.report import palette
+from fedcohort.simulate.leaderboard import words
 from fedcohort.simulate.leaderboard.formats import to_html
 
 
@@ -23,19 +23,24 @@ def render(template: str, *, package: str = "fedcohort.report", **values: Any) -
     return _environment(package).get_template(template).render(values)
 
 
+def sentences(template: str, **values: Any) -> list[str]:
+    """Return the lines of a text template; names cannot add lines, because line breaks in values are escaped."""
+    # Undefined is empty: a configuration may lack any key.
+    texts = _environment("fedcohort.report").overlay(
+        autoescape=False, finalize=printable, undefined=jinja2.ChainableUndefined
+    )
+    return [line for line in texts.get_template(template).render(values).split("\n") if line]
+
+
 def card(macro: str, *values: Any) -> Markup:
     """Return a part of a page: a macro of ``cards.html``, called with ``values``."""
-    return Markup(getattr(_cards(), macro)(*values))  # the macro has escaped everything
+    cards = _environment("fedcohort.report").get_template("cards.html").module
+    return Markup(getattr(cards, macro)(*values))  # the macro has escaped everything
 
 
 def _visible(value: object) -> str:
     """Write out invisible characters and those that change the direction of text, which HTML escaping keeps."""
     return value if isinstance(value, Markup) else printable(value, lines=True)
-
-
-def _asset(name: str) -> Markup:
-    """Return the text of a style sheet or script."""
-    return Markup((resources.files("fedcohort.report") / "assets" / name).read_text(encoding="utf-8"))
 
 
 @cache
@@ -51,11 +56,13 @@ def _environment(package: str) -> jinja2.Environment:
     )
     # Jinja's default would sort keys, which loses the order of figures, and NaN is not JSON.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.globals.update(asset=_asset, colours=Markup(palette.css()), version=__version__)
-    environment.filters["table"] = lambda table: Markup(to_html(table))  # it escapes every cell
+    assets = resources.files("fedcohort.report") / "assets"
+    environment.globals.update(
+        asset=lambda name: Markup((assets / name).read_text(encoding="utf-8")), version=__version__
+    )
+    # The table's own HTML escapes every cell.
+    environment.filters.update(
+        table=lambda table: Markup(to_html(table)),
+        **{word.__name__: word for word in (words.quantity, words.names, words.number, words.percent, words.duration)},
+    )
     return environment
-
-
-@cache
-def _cards() -> Any:
-    return _environment("fedcohort.report").get_template("cards.html").module

@@ -16,6 +16,7 @@ import numpy as np
 from fedcohort.report.data import SelectorRuns, Setting
 from fedcohort.report.figure import Figure
 from fedcohort.report.figures import json_numbers
+from fedcohort.report.figures import lines as lines_figure
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow
 from fedcohort.simulate.leaderboard.words import names
 
@@ -56,40 +57,31 @@ def _lines(
 
 def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
     """Where selectors end against the values of swept parameters, or None if nothing was swept."""
-    rows = {row.label: row for row in board.rows}
+    rows, metric = {row.label: row for row in board.rows}, board.metric
     views, sentences = [], []
     for selector, parameter, lines in _find_sweeps(setting.groups):
-        views.append({"name": f"{selector} {parameter}", **_view(parameter, lines, rows, board)})
+        values = np.array([value for points in lines.values() for value, _ in points])
+        log = bool(values.min() > 0 and values.max() / values.min() > _LOGARITHMIC)
+        series = []
+        for number, (rest, points) in enumerate(lines.items()):
+            ends = [rows[label].terminal for _, label in points]
+            means, stds = metric.natural(np.array([end.mean for end in ends])), np.array([end.std for end in ends])
+            x = np.array([math.log10(value) if log else value for value, _ in points])
+            line: dict[str, Any] = {"label": rest, "color": 1 + number % 8, "dash": number // 8 % 3}
+            line |= {"x": json_numbers(x), "y": json_numbers(means)}
+            if max(rows[label].runs for _, label in points) > 1:
+                line |= {"lo": json_numbers(means - stds), "hi": json_numbers(means + stds)}
+            series.append(line)
+        axis = {"label": f"log10 of {parameter}" if log else parameter}
+        views.append({"name": f"{selector} {parameter}", "x": axis, "series": series})
         sentences.append(f"With {selector}, {_sentence(parameter, lines, rows, board)}")
     if not views:
         return None
-    metric = board.metric
-    y: dict[str, Any] = {"label": f"terminal {metric.name}", **({"format": "percent"} if metric.share else {})}
+    y = {"label": f"terminal {metric.name}", **({"format": "percent"} if metric.share else {})}
     base = board.base.terminal.mean
     marks = [] if math.isnan(base) else [{"y": float(metric.natural(base)), "label": board.baseline}]
-    return Figure(
-        "sweep",
-        "Sweep: score against parameter",
-        board.so_far + " ".join(sentences),
-        {"kind": "lines", "views": views, "y": y, "marks": marks},
-    )
-
-
-def _view(parameter: str, lines: _Points, rows: Mapping[str, LeaderRow], board: Leaderboard) -> dict[str, Any]:
-    """Return the lines of one parameter."""
-    values = np.array([value for points in lines.values() for value, _ in points])
-    log = bool(values.min() > 0 and values.max() / values.min() > _LOGARITHMIC)
-    series = []
-    for number, (rest, points) in enumerate(lines.items()):
-        ends = [rows[label].terminal for _, label in points]
-        means, stds = board.metric.natural(np.array([end.mean for end in ends])), np.array([end.std for end in ends])
-        x = np.array([math.log10(value) if log else value for value, _ in points])
-        line: dict[str, Any] = {"label": rest, "color": 1 + number % 8, "dash": number // 8 % 3}
-        line |= {"x": json_numbers(x), "y": json_numbers(means)}
-        if max(rows[label].runs for _, label in points) > 1:
-            line |= {"lo": json_numbers(means - stds), "hi": json_numbers(means + stds)}
-        series.append(line)
-    return {"x": {"label": f"log10 of {parameter}" if log else parameter}, "series": series}
+    text = board.so_far + " ".join(sentences)
+    return lines_figure("sweep", "Sweep: score against parameter", text, views, y, marks=marks)
 
 
 def _sentence(parameter: str, lines: _Points, rows: Mapping[str, LeaderRow], board: Leaderboard) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,26 +45,12 @@ class Why:
 
 
 def find_journal(path: str | Path, run: str | None) -> Path:
-    """Return the journal of a run; ``path`` is an experiment's directory or a journal."""
+    """Return the journal of a run; ``path`` is an experiment's directory, a folder of journals, or a journal."""
     path = Path(path)
     if path.is_file():
         if run is not None and run != path.stem:
             raise InputError(f"{path} is the journal of one run; --run {run} cannot choose another.")
         return path
-    journals = _journals_in(path)
-    known = ", ".join(list(journals)[:12]) + (", ..." if len(journals) > 12 else "")
-    if run is None and len(journals) > 1:
-        raise InputError(
-            f"{path} holds {len(journals)} runs: {known}.",
-            hint=f"choose one with --run, for example --run {next(iter(journals))}",
-        )
-    if run is not None and run not in journals:
-        raise InputError(f"There is no run {run!r} in {path}. Known: {known}.", hint=suggest(run, journals))
-    return next(iter(journals.values())) if run is None else journals[run]
-
-
-def _journals_in(path: Path) -> dict[str, Path]:
-    """Return the journals of an experiment's directory, or of a folder of journals, by the run's name."""
     if not path.exists():
         raise InputError(f"There is no experiment or journal at {path}.")
     folder = path / "journal" if (path / "journal").is_dir() else path
@@ -74,7 +60,14 @@ def _journals_in(path: Path) -> dict[str, Path]:
             f"{path} holds no journal, so its choices cannot be explained.",
             hint="name an experiment's directory, or the .sqlite journal of a session",
         )
-    return journals
+    known = ", ".join(list(journals)[:12]) + (", ..." if len(journals) > 12 else "")
+    first = next(iter(journals))
+    if run is None and len(journals) > 1:
+        hint = f"choose one with --run, for example --run {first}"
+        raise InputError(f"{path} holds {len(journals)} runs: {known}.", hint=hint)
+    if run is not None and run not in journals:
+        raise InputError(f"There is no run {run!r} in {path}. Known: {known}.", hint=suggest(run, journals))
+    return journals[run or first]
 
 
 def explain(path: str | Path, round_: int, client: str | None = None, *, nearly: int = NEARLY) -> Why:
@@ -96,13 +89,21 @@ def _explain(journal: Journal, run: str, round_: int, client: str | None, nearly
 def as_json(why: Why) -> dict[str, Any]:
     """Return an explanation for machines; numbers that are not finite become None."""
     explanation = why.explanation
+    about_client = explanation.client is not None
+    cohort = {row.name for row in why.picked}
+    shadows = []
+    for name, picks in explanation.shadows.items():  # a text says why it has no picks
+        found = () if isinstance(picks, str) else picks
+        same = None if isinstance(picks, str) else sum(client in cohort for client in found)
+        note = picks if isinstance(picks, str) else ""
+        shadows.append({"name": name, "note": note, "picked": list(found), "same": same})
     return {
         "run": why.run,
         "selector": why.selector,
         "round": explanation.round,
         "client": explanation.client,
         "name": explanation.name,
-        "was_picked": explanation.picked if explanation.client is not None else None,
+        "was_picked": explanation.picked if about_client else None,
         "status": explanation.status,
         "failures": dict(explanation.failures),
         "reason": explanation.reason,
@@ -112,9 +113,9 @@ def as_json(why: Why) -> dict[str, Any]:
         "meanings": dict(explanation.meanings),
         "picked": [_row(row) for row in why.picked],
         "nearly": [_row(row) for row in why.nearly],
-        "asked": [_row(row) for row in explanation.rows] if explanation.client is not None else [],
+        "asked": [_row(row) for row in explanation.rows] if about_client else [],
         "recorded": why.total,
-        "shadows": [_shadow(name, picks, why.picked) for name, picks in explanation.shadows.items()],
+        "shadows": shadows,
         "coverage": explanation.coverage,
         "notes": {
             key: _finite(value) if isinstance(value, float) else value for key, value in explanation.notes.items()
@@ -127,24 +128,8 @@ def _finite(value: float | None) -> float | None:
 
 
 def _row(row: ScoreRow) -> dict[str, Any]:
-    return {
-        "client": row.client,
-        "name": row.name,
-        "picked": row.picked,
-        "rank": row.rank,
-        "last_rank": row.last_rank,
-        "place": row.place(),
-        "score": _finite(row.score),
-        "parts": {name: _finite(value) for name, value in row.parts.items()},
-    }
-
-
-def _shadow(name: str, picks: tuple[str, ...] | str, picked: Iterable[ScoreRow]) -> dict[str, Any]:
-    """Describe the picks of a shadow selector, or say why it has none if ``picks`` is a text."""
-    if isinstance(picks, str):
-        return {"name": name, "note": picks, "picked": [], "same": None}
-    cohort = {row.name for row in picked}
-    return {"name": name, "note": "", "picked": list(picks), "same": sum(c in cohort for c in picks)}
+    parts = {name: _finite(value) for name, value in row.parts.items()}
+    return {**vars(row), "place": row.place(), "score": _finite(row.score), "parts": parts}
 
 
 def report_explanations(setting: Setting, rounds: Sequence[int]) -> tuple[list[dict[str, Any]], list[str]]:

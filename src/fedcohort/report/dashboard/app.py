@@ -81,11 +81,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _host_name(header: str) -> str:
-    """Return the host of a Host header, without its port."""
-    return header.rsplit(":", 1)[0] if header.count(":") == 1 or "]:" in header else header
-
-
 def create_app(root: str | Path, *, token: str | None = None, stopping: Callable[[], bool] = lambda: False) -> FastAPI:
     """Return the application that follows ``root``.
 
@@ -110,10 +105,11 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
     @app.middleware("http")
     async def guard(request: Request, proceed: Any) -> Response:
         if token is None:
-            if not is_loopback(_host_name(request.headers.get("host", ""))):
-                return Response(
-                    "This dashboard answers only at the address localhost.", status_code=403, headers=_HEADERS
-                )
+            host = request.headers.get("host", "")
+            # Without its port; an IPv6 address has colons of its own.
+            if not is_loopback(host.rsplit(":", 1)[0] if host.count(":") == 1 or "]:" in host else host):
+                text = "This dashboard answers only at the address localhost."
+                return Response(text, status_code=403, headers=_HEADERS)
         elif not _authorised(request, token):
             text = "This dashboard needs a token. Open the address with ?token=... that it printed when it started."
             return Response(text, status_code=401, headers=_HEADERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.protocol import Status
 from fedcohort.report import palette
-from fedcohort.report.dashboard.attendance import ClientTally, status_name
-from fedcohort.report.data import Setting, boards, is_orphaned, runs_of, setting_of
+from fedcohort.report.dashboard.attendance import status_name, stragglers
+from fedcohort.report.data import RunCurve, boards, is_orphaned, runs_of, setting_of
 from fedcohort.report.figure import Figure
 from fedcohort.report.figures import accuracy, balance, participation, picks
 from fedcohort.report.sweep import sweep
@@ -37,8 +38,13 @@ class ExperimentItem:
 
     def poll(self) -> None:
         """Read what changed since the last time."""
-        live = sorted(self.path.glob("live*.sqlite*"))
-        stamps = [_stamp(path) for path in (*(self.path / name for name in _FILES), *live)]
+        stamps: list[tuple[int, int] | None] = []
+        for path in (*(self.path / name for name in _FILES), *sorted(self.path.glob("live*.sqlite*"))):
+            try:
+                status = path.stat()
+                stamps.append((status.st_mtime_ns, status.st_size))
+            except OSError:
+                stamps.append(None)
         if stamps != self._stamps:
             self._stamps = stamps
             self.version += 1
@@ -50,7 +56,8 @@ class ExperimentItem:
                 return
             self._results, self._problem = results, ""
             if not self._clients and results.runs:
-                self._clients = _count_clients(results)
+                with contextlib.suppress(FedcohortError):  # the picks then show the clients picked so far
+                    self._clients = results.client_count(results.runs[0])
         self.version += self._state != self._shown
         self._shown = self._state
 
@@ -59,47 +66,32 @@ class ExperimentItem:
         return {} if self._results is None else self._results.status
 
     @property
-    def _runs(self) -> list[RunInfo]:
-        return [] if self._results is None else self._results.runs
-
-    @property
     def _state(self) -> str:
         if self._problem:
             return "unreadable"
         state = str(self._status.get("state", "running"))
         return "killed" if state == "running" and is_orphaned(self.path, self._status) else state
 
-    @property
-    def _message(self) -> str:
-        if self._state == "killed":
-            return "the process that wrote it is gone; it can be continued with --resume"
-        return str(self._status.get("message") or "")
-
     def overview(self) -> dict[str, Any]:
         """Return a line for the list."""
-        total = self._status.get("rounds_total")
+        status, state = self._status, self._state
+        total = status.get("rounds_total")
         recorded = 0 if self._results is None else sum(self._results.rounds_made().values())
-        done = max(recorded, int(self._status.get("rounds_done") or 0))
-        rate = self._status.get("rounds_per_second")
-        left = (total - done) / rate if total and rate else self._status.get("seconds_left")
+        done = max(recorded, int(status.get("rounds_done") or 0))
+        rate = status.get("rounds_per_second")
+        left = (total - done) / rate if total and rate else status.get("seconds_left")
+        gone = "the process that wrote it is gone; it can be continued with --resume"
         return {
             "id": self.id,
             "kind": "experiment",
-            "state": self._state,
-            "message": self._problem or self._message,
+            "state": state,
+            "message": self._problem or (gone if state == "killed" else str(status.get("message") or "")),
             "done": done,
             "total": total,
             "rate": rate,
-            "left": left if self._state == "running" else None,
-            "runs": len(self._runs),
+            "left": left if state == "running" else None,
+            "runs": 0 if self._results is None else len(self._results.runs),
         }
-
-    def _settings(self, results: Results, warnings: list[str]) -> list[Setting]:
-        colors = palette.assign(info.label or info.selector for info in results.runs)
-        by_setting: dict[str, list[Any]] = {}
-        for name, run in runs_of(results, warnings):
-            by_setting.setdefault(name, []).append((results, run))
-        return [setting_of(name, members, colors, {}, self._clients) for name, members in by_setting.items()]
 
     def detail(self) -> dict[str, Any]:
         """Return figures, runs and current cohorts."""
@@ -108,16 +100,15 @@ class ExperimentItem:
         results = self._results
         if results is None:
             return {**self.overview(), "warnings": warnings, "sections": sections, "table": []}
-        settings = self._settings(results, warnings)
+        colors = palette.assign(info.label or info.selector for info in results.runs)
+        members: dict[str, list[tuple[Results, RunCurve]]] = {}
+        for name, run in runs_of(results, warnings):
+            members.setdefault(name, []).append((results, run))
+        settings = [setting_of(name, runs, colors, {}, self._clients) for name, runs in members.items()]
         for setting, board in zip(settings, boards(settings), strict=True):
             warnings += [f"{setting.name}, {text}" for text in setting.warnings()]
-            figures = (
-                accuracy(setting, board),
-                sweep(setting, board),
-                balance(setting),
-                picks(setting),
-                participation(setting),
-            )
+            curves = (accuracy(setting, board), sweep(setting, board))
+            figures = (*curves, balance(setting), picks(setting), participation(setting))
             sections.append(
                 {
                     "name": setting.name,
@@ -125,12 +116,8 @@ class ExperimentItem:
                     "figures": [chart_data(f) for f in figures if f is not None],
                 }
             )
-        return {
-            **self.overview(),
-            "warnings": warnings,
-            "sections": sections,
-            "table": [_run_line(results, info) for info in results.runs],
-        }
+        lines = [_run_line(results, info) for info in results.runs]
+        return {**self.overview(), "warnings": warnings, "sections": sections, "table": lines}
 
     def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
         """Return the cohort of a recorded round."""
@@ -141,7 +128,7 @@ class ExperimentItem:
 
     def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
         """Explain a choice from the run's journal, or for the newest rounds from its live copies."""
-        if self._results is None or run not in {info.id for info in self._runs}:
+        if self._results is None or run not in {info.id for info in self._results.runs}:
             raise FedcohortError(f"There is no run {run!r} in {self.id}.")
         journal = self._results.journal(run)
         try:
@@ -151,31 +138,18 @@ class ExperimentItem:
             return as_json(explain(journal, round_, client))
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
-
-
-def _count_clients(results: Results) -> int:
-    try:
-        return results.client_count(results.runs[0])
-    except FedcohortError:
-        return 0  # the figure of the picks then shows the clients picked so far
-
-
 def _run_line(results: Results, info: RunInfo) -> dict[str, Any]:
     """Return one line of the table of runs."""
     rounds, clock = results.column(info, "round"), results.column(info, "clock")
     scores = results.score(info)
     known = scores[np.isfinite(scores)]
     last = int(rounds[-1]) if len(rounds) else None
-    try:
-        cohort, stragglers = ([] if last is None else _members(results, info.id, last)), _stragglers(results, info)
-    except FedcohortError:  # the journal cannot be read; the page's warnings say so
-        cohort, stragglers = [], []
+    cohort: list[dict[str, Any]] = []
+    slow: list[dict[str, Any]] = []
+    with contextlib.suppress(FedcohortError):  # the journal cannot be read; the page's warnings say so
+        asked = results.members(info)
+        slow = stragglers(asked["client"], asked["status"] == Status.OK, asked["seconds"], str)
+        cohort = [] if last is None else _members(results, info.id, last)
     return {
         "id": info.id,
         "label": info.label or info.selector,
@@ -188,7 +162,7 @@ def _run_line(results: Results, info: RunInfo) -> dict[str, Any]:
         "best": float(known.max()) if len(known) else None,
         "clock": float(clock[-1]) if len(clock) and np.isfinite(clock[-1]) else None,
         "cohort": cohort,
-        "stragglers": stragglers,
+        "stragglers": slow,
     }
 
 
@@ -201,12 +175,6 @@ def _members(results: Results, run: str, round_: int) -> list[dict[str, Any]]:
         {"client": str(client), "status": status_name(statuses[client]) if client in statuses else ""}
         for client in decisions.cohorts.get(round_, np.zeros(0, np.int64)).tolist()
     ]
-
-
-def _stragglers(results: Results, info: RunInfo) -> list[dict[str, Any]]:
-    attendance, members = ClientTally(), results.members(info)
-    attendance.add(members["client"], members["status"] == Status.OK, members["seconds"])
-    return attendance.stragglers(str)
 
 
 def chart_data(figure: Figure) -> dict[str, Any]:

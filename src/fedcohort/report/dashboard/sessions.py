@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import FedcohortError, InputError, JournalError
 from fedcohort.core.protocol import Status
@@ -20,9 +20,9 @@ from fedcohort.core.text import escape_html
 from fedcohort.journal import CohortRow, Journal, read_journal
 from fedcohort.journal.presence import RunState, planned_rounds, run_state, run_state_before
 from fedcohort.report.account import JournalHistory, account
-from fedcohort.report.dashboard.attendance import SLOW, ClientTally, status_name
+from fedcohort.report.dashboard.attendance import SLOW, status_name, stragglers
 from fedcohort.report.dashboard.feed import chart_data
-from fedcohort.report.live_page import run_view, summary_lines
+from fedcohort.report.live_page import run_view
 from fedcohort.report.why import as_json, explain
 from fedcohort.session.explain import history, reasons_of
 from fedcohort.simulate.leaderboard.formats import to_html
@@ -42,7 +42,6 @@ class JournalItem:
         self._selector = ""
         self._seed = 0
         self._table: ClientTable | None = None
-        self._active: BoolArray | None = None
         self._past = JournalHistory()
         self._metrics: dict[int, dict[str, float]] = {}
         self._planned: int | None = None
@@ -62,23 +61,19 @@ class JournalItem:
                 selector = meta.get("selector") or {}
                 self._seed = int(meta.get("seed", 0))
                 self._selector = str(selector.get("name") or selector.get("class") or "unknown")
-            self._read(self._journal)
+            metrics = self._journal.metrics()
+            fresh = self._past.read(self._journal)
+            self._set_state(run_state(self._journal), planned_rounds(self._journal))
+            if fresh or metrics != self._metrics or self._problem or self._table is None:
+                self._metrics, self._problem = metrics, ""
+                self._reasons = reasons_of(self._journal)
+                self._table = self._journal.table()[0]
+                self.version += 1
         except (FedcohortError, OSError) as error:
             message = error.message if isinstance(error, FedcohortError) else str(error)
             self.version += message != self._problem
             self._problem = message
             self._journal = None
-
-    def _read(self, journal: Journal) -> None:
-        metrics = journal.metrics()
-        fresh = self._past.read(journal)
-        self._set_state(run_state(journal), planned_rounds(journal))
-        if fresh or metrics != self._metrics or self._problem or self._table is None:
-            self._metrics = metrics
-            self._reasons = reasons_of(journal)
-            self._table, self._active = journal.table()
-            self._problem = ""
-            self.version += 1
 
     def _set_state(self, run: RunState, rounds: int | None) -> None:
         """Set the state of the run; another heartbeat of its server is not a change."""
@@ -93,75 +88,62 @@ class JournalItem:
         return self._past.cohorts
 
     @property
-    def _last(self) -> CohortRow | None:
-        return self._cohorts[max(self._cohorts)] if self._cohorts else None
-
-    def _usual(self) -> float:
-        """Return the median of all durations in closed cohorts, or NaN if there are none."""
-        closed = (t for t, row in self._cohorts.items() if row.told_at is not None)
-        known = [s for t in closed for s in map(self._past.duration, self._past.replies[t]) if not math.isnan(s)]
-        return statistics.median(known) if known else math.nan
-
-    @property
     def _state(self) -> str:
         return "unreadable" if self._problem else self._run.state
 
     def overview(self) -> dict[str, Any]:
         """Return a line for the list."""
+        state, run, presence = self._state, self._run, self._run.presence
         closed = [row for row in self._cohorts.values() if row.told_at is not None and len(row.clients)]
         done = len({row.round for row in closed})
         rate = self._rate(closed)
+        left = None
+        if rate and self._planned and done < self._planned and state == "running":
+            left = (self._planned - done) / rate
+        # How many clients are online, and since when the others are offline, if the server is alive.
+        online: dict[str, Any] = {"online": None, "offline": [], "offline_count": 0}
+        if presence is not None and presence.online is not None and state in ("running", "waiting"):
+            away = [{"client": name, "since": since} for name, since in presence.offline.items()]
+            online = {"online": presence.online, "offline_count": presence.offline_count}
+            online["offline"] = away[:_MAX_OFFLINE]
         return {
             "id": self.id,
             "kind": "journal",
-            "state": self._state,
-            "message": self._problem or self._run.why,
-            "since": self._run.since if self._run.state == "waiting" else None,
-            **self._present(),
+            "state": state,
+            "message": self._problem or run.why,
+            "since": run.since if run.state == "waiting" else None,
+            **online,
             "done": done,
             "total": self._planned,
             "rate": rate,
-            "left": (self._planned - done) / rate
-            if rate and self._planned and done < self._planned and self._state == "running"
-            else None,
+            "left": left,
             "runs": 1,
         }
 
     def _rate(self, closed: list[CohortRow]) -> float | None:
         """Return how many rounds close per second, by the last twenty, or None if that is unknown."""
-        if len(closed) < 2:
+        ends = [row.told_at for row in sorted(closed, key=lambda row: row.ticket)[-20:] if row.told_at is not None]
+        if not ends or ends[-1] <= ends[0]:
             return None
-        recent = sorted(closed, key=lambda row: row.ticket)[-20:]
-        begun, last = (row.told_at or 0.0 for row in (recent[0], recent[-1]))
-        if last <= begun:
-            return None
-        rate = (len(recent) - 1) / (last - begun)
+        rate = (len(ends) - 1) / (ends[-1] - ends[0])
         if self._state != "running":
             return rate
-        return min(rate, len(recent) / max(time.time() - begun, 1e-9))  # no faster than if the round ended now
-
-    def _present(self) -> dict[str, Any]:
-        """Return how many clients are online, and since when the others are offline, if the server is alive."""
-        presence = self._run.presence
-        if presence is None or presence.online is None or self._state not in ("running", "waiting"):
-            return {"online": None, "offline": [], "offline_count": 0}
-        away = [{"client": name, "since": since} for name, since in presence.offline.items()]
-        return {"online": presence.online, "offline": away[:_MAX_OFFLINE], "offline_count": presence.offline_count}
+        return min(rate, len(ends) / max(time.time() - ends[0], 1e-9))  # no faster than if the round ended now
 
     def detail(self) -> dict[str, Any]:
         """Return figures, rounds, clients, the current cohort with statuses and reasons, stragglers and shadows."""
         page: dict[str, Any] = {"warnings": [], "sections": [{"name": "session", "figures": []}], "blocks": []}
         if self._journal is not None and not self._problem:
-            view = run_view(account(self._journal, self.id, self._past), self._past, self._journal.table()[0].n)
-            page["warnings"] = list(view.warnings)
-            page["sections"] = [{"name": "session", "figures": [chart_data(figure) for figure in view.figures]}]
-            text = "".join(f"<p>{escape_html(line)}</p>" for line in summary_lines(view.account))
+            run = account(self._journal, self.id, self._past)
+            tables, figures, page["warnings"] = run_view(run, self._past, len(run.clients))
+            page["sections"] = [{"name": "session", "figures": [chart_data(figure) for figure in figures]}]
+            text = "".join(f"<p>{escape_html(line)}</p>" for line in run.sentences())
             page["blocks"] = [{"name": "account", "title": "So far", "html": text}]
-            page["blocks"] += [{"name": t.name, "title": t.title, "html": to_html(t)} for t in view.tables]
+            page["blocks"] += [{"name": t.name, "title": t.title, "html": to_html(t)} for t in tables]
         return {**self.overview(), **page, "table": [self._line()]}
 
     def _line(self) -> dict[str, Any]:
-        last = self._last
+        last = self._cohorts[max(self._cohorts)] if self._cohorts else None
         numbers = [v["accuracy"] for _, v in sorted(self._metrics.items()) if v.get("accuracy") is not None]
         return {
             "id": self.id,
@@ -175,7 +157,7 @@ class JournalItem:
             "best": max(numbers, default=None),
             "clock": None,
             "cohort": [] if last is None else self._members(last),
-            "stragglers": self._stragglers(),
+            "stragglers": stragglers(*self._asked(), self._name),
         }
 
     def _name(self, client: int) -> str:
@@ -183,7 +165,9 @@ class JournalItem:
 
     def _members(self, row: CohortRow) -> list[dict[str, Any]]:
         replied = {reply.client: reply for reply in self._past.replies[row.ticket]}
-        usual = self._usual()
+        closed = (t for t, row in self._cohorts.items() if row.told_at is not None)
+        times = [s for t in closed for s in map(self._past.duration, self._past.replies[t]) if not math.isnan(s)]
+        usual = statistics.median(times) if times else math.nan  # duration in closed cohorts
         waited = time.time() - row.asked_at
         members = []
         for client in row.clients.tolist():
@@ -200,19 +184,17 @@ class JournalItem:
             members.append({"client": name, "status": status, "seconds": known, "reason": why})
         return members
 
-    def _stragglers(self) -> list[dict[str, Any]]:
-        attendance = ClientTally()
+    def _asked(self) -> tuple[IntArray, BoolArray, FloatArray]:
+        """Return for every client of a closed cohort the client, whether its model counted, and its duration."""
+        clients, delivered, seconds = [], [], []
         for ticket, row in self._cohorts.items():
-            if row.told_at is None:
-                continue
             replied = {reply.client: reply for reply in self._past.replies[ticket]}
-            replies = [replied.get(client) for client in row.clients.tolist()]
-            attendance.add(
-                row.clients,
-                np.array([reply is not None and reply.status == Status.OK and not reply.late for reply in replies]),
-                np.array([math.nan if reply is None else self._past.duration(reply) for reply in replies]),
-            )
-        return attendance.stragglers(self._name)
+            for client in row.clients.tolist() if row.told_at is not None else ():
+                reply = replied.get(client)
+                clients.append(client)
+                delivered.append(reply is not None and reply.status == Status.OK and not reply.late)
+                seconds.append(math.nan if reply is None else self._past.duration(reply))
+        return np.array(clients, np.int64), np.array(delivered, np.bool_), np.array(seconds)
 
     def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
         """Return the cohort of a round."""

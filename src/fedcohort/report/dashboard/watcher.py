@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,14 +78,11 @@ class WatchedItem:
         try:
             line = self._attempt("overview", lambda: _line(self.item.overview()))
         except FedcohortError as error:
-            line = self._blank(error.message)
+            line = dict.fromkeys(("total", "rate", "left", "runs"))
+            line |= {"id": self.id, "kind": self.kind, "state": UNREADABLE, "message": error.message, "done": 0}
         if self._damage:
             line |= {"state": UNREADABLE, "message": next(iter(self._damage.values())), "left": None}
         return line
-
-    def _blank(self, message: str) -> dict[str, Any]:
-        numbers = dict.fromkeys(("done", "total", "rate", "left", "runs"))
-        return {"id": self.id, "kind": self.kind, "state": UNREADABLE, "message": message, **numbers, "done": 0}
 
     def detail(self) -> dict[str, Any]:
         """Return everything the page shows about the item; only its line in the list if it is damaged."""
@@ -190,39 +187,22 @@ def _find_items(root: Path) -> tuple[list[tuple[Path, str]], bool]:
             if searched == MAX_FOLDERS:
                 return items, False
             searched += 1
-            items += _in_folder(folder, deeper if depth < _DEPTH else None, root)
+            entries: list[Path] = []
+            with contextlib.suppress(OSError):  # a folder may vanish, or not be ours to read
+                if (folder / "meta.json").is_file():
+                    items.append((folder, "experiment"))
+                elif not folder.is_symlink() or folder == root:
+                    entries = sorted(folder.iterdir())
+            for entry in entries:
+                with contextlib.suppress(OSError):  # it may vanish after its folder was listed
+                    if entry.suffix == ".sqlite" and entry.is_file():
+                        items.append((entry, "journal"))
+                    elif entry.name.endswith(_WAITING) and not entry.with_suffix("").exists():
+                        items.append((entry.with_suffix(""), "journal"))  # written when its first clients are there
+                    elif depth < _DEPTH and entry.is_dir() and not entry.name.startswith("."):
+                        deeper.append(entry)
         level = deeper
     return items, True
-
-
-def _in_folder(folder: Path, deeper: list[Path] | None, root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the items that a folder is or holds, and append its subfolders to ``deeper``."""
-    try:
-        if (folder / "meta.json").is_file():
-            yield folder, "experiment"
-            return
-        if folder.is_symlink() and folder != root:
-            return
-        entries = sorted(folder.iterdir())
-    except OSError:
-        return
-    for entry in entries:
-        # An entry may vanish after the folder was listed.
-        with contextlib.suppress(OSError):
-            journal = _journal_of(entry)
-            if journal is not None:
-                yield journal, "journal"
-            elif deeper is not None and entry.is_dir() and not entry.name.startswith("."):
-                deeper.append(entry)
-
-
-def _journal_of(entry: Path) -> Path | None:
-    """Return the journal for a file: itself, or the one that a run will write when its first clients are there."""
-    if entry.suffix == ".sqlite" and entry.is_file():
-        return entry
-    if entry.name.endswith(_WAITING) and not entry.with_suffix("").exists():
-        return entry.with_suffix("")
-    return None
 
 
 def plain_json(value: Mapping[str, Any]) -> str:
