@@ -7,15 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcohort.cli.options import FormatOption, QuietOption
+from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.files import write_file
 from fedcohort.core.terminal import err, say
 
-RunArgument = Annotated[
-    Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal, or an experiment's directory.")
-]
-NameOption = Annotated[str | None, typer.Option("--run", help="The run's name, if the experiment has several.")]
 DataOption = Annotated[
     str | None, typer.Option("--data", help="A dataset or file like the clients' data; default: digits.")
 ]
@@ -52,19 +48,19 @@ def _prepared(
 
 
 def twin(
-    journal: RunArgument,
+    journal: options.RunArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The configuration to write.", dir_okay=False)] = Path(
         "twin.toml"
     ),
     page: Annotated[
         Path | None, typer.Option("--page", help="Also draw the record beside the twin, as HTML.", dir_okay=False)
     ] = None,
-    name: NameOption = None,
+    name: options.RunOption = None,
     data: DataOption = None,
     model: ModelOption = None,
     work: WorkOption = None,
-    quiet: QuietOption = False,
-    format: FormatOption = Format.TABLE,
+    quiet: options.QuietOption = False,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Fit a scenario to a journal: a configuration whose simulated clients behave like the recorded ones.
 
@@ -92,17 +88,17 @@ def twin(
 
 
 def advise(
-    journal: RunArgument,
+    journal: options.RunArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.", dir_okay=False)] = Path(
         "advice.html"
     ),
     twins: Annotated[int, typer.Option("--twins", min=4, max=200, help="How many twins to draw.")] = 16,
-    name: NameOption = None,
+    name: options.RunOption = None,
     data: DataOption = None,
     model: ModelOption = None,
     work: WorkOption = None,
-    quiet: QuietOption = False,
-    format: FormatOption = Format.TABLE,
+    quiet: options.QuietOption = False,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Say which selector, how many clients, which deadline, and rounds or not, for the federation of a journal.
 

@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcohort.cli.options import (
-    BaseArgument,
-    DataOption,
-    DeviceOption,
-    FolderOption,
-    FormatOption,
-    QuietOption,
-    ScenarioOption,
-    SetOption,
-    TrustOption,
-    import_selectors,
-)
+from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json, rounds_bar, table
 from fedcohort.core.errors import InputError
 from fedcohort.core.terminal import err, say
@@ -73,10 +62,10 @@ def _rows(ranking: Ranking, names: list[str], truth: FloatArray | None) -> list[
 
 
 def analytics(
-    config: BaseArgument = None,
-    data: DataOption = None,
-    folder: FolderOption = None,
-    scenario: ScenarioOption = None,
+    config: options.BaseArgument = None,
+    data: options.DataOption = None,
+    folder: options.FolderOption = None,
+    scenario: options.ScenarioOption = None,
     cohort: Annotated[int | None, typer.Option("--cohort", min=2, help="Clients per round.")] = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, help="Rounds; default: enough for 20 duels per client on average.")
@@ -89,11 +78,11 @@ def analytics(
         Path | None,
         typer.Option("--journal", help="Rank from a session's journal instead of a simulation.", dir_okay=False),
     ] = None,
-    selector: TrustOption = None,
-    set_: SetOption = None,
-    device: DeviceOption = None,
-    quiet: QuietOption = False,
-    format: FormatOption = Format.TABLE,
+    selector: options.TrustOption = None,
+    set_: options.SetOption = None,
+    device: options.DeviceOption = None,
+    quiet: options.QuietOption = False,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Rank clients by how skewed their labels are (FedACS).
 
@@ -108,7 +97,7 @@ def analytics(
     console = err(quiet or format is Format.JSON)
     summary: dict[str, Any] = {"level": level}
     if journal is not None:
-        import_selectors(selector)
+        options.import_selectors(selector)
         ranking, names = _from_journal(journal, level)
         rows = _rows(ranking, names, None)
     else:
@@ -159,11 +148,11 @@ def configuration(
     """Return the configuration with the command line's options applied; ``changes`` are those of ``--set``."""
     from fedcohort.simulate.config.toml import find_table, merge_tables, override
 
-    options: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     if source := {key: value for key, value in (("name", data), ("folder", folder)) if value}:
-        options["data"] = source
+        changed["data"] = source
     if scenario:
-        options["scenario"] = {"preset": scenario}
+        changed["scenario"] = {"preset": scenario}
     if cohort:
-        options["run"] = {"cohort": cohort}
-    return override(merge_tables(find_table("demo" if config is None else config), options), changes or [])
+        changed["run"] = {"cohort": cohort}
+    return override(merge_tables(find_table("demo" if config is None else config), changed), changes or [])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcohort.cli.options import FormatOption, TrustOption, import_selectors
+from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.terminal import say
 
@@ -31,8 +31,8 @@ def audit(
         Path | None,
         typer.Option("--public", metavar="KEY", help="The public key the journal must be signed with.", dir_okay=False),
     ] = None,
-    selector: TrustOption = None,
-    format: FormatOption = Format.TABLE,
+    selector: options.TrustOption = None,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Verify that a journal's cohorts follow from its seed and inputs.
 
@@ -47,7 +47,7 @@ def audit(
     from fedcohort.core.errors import UnknownNameError
     from fedcohort.journal.signing import read_public
 
-    import_selectors(selector)
+    options.import_selectors(selector)
     result = audit_journal(
         journal,
         seed=seed,

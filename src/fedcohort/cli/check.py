@@ -5,53 +5,18 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from fedcohort.cli.options import FormatOption, complete_selector
+from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json, table
 from fedcohort.core.errors import MissingExtraError, UnknownNameError
 from fedcohort.core.terminal import err, say
 
 if TYPE_CHECKING:
-    from fedcohort.core.protocol import Selector
-
-
-def _checks_to_skip(items: list[str]) -> dict[str, str]:
-    """Return the checks to skip, each with its reason."""
-    from fedcohort.core.registry import suggest
-    from fedcohort.testing import CHECKS
-
-    reasons: dict[str, str] = {}
-    for item in items:
-        name, _, reason = item.partition("=")
-        if name not in CHECKS:
-            raise UnknownNameError(
-                f"There is no check {name!r}. Known: {', '.join(CHECKS)}.",
-                hint=suggest(name, CHECKS),
-            )
-        reasons[name] = reason or "skipped with --skip"
-    return reasons
-
-
-def _run_check(name: str, forms: Mapping[str, Selector[Any]]) -> dict[str, Any]:
-    """Run one check on every form of a selector, or once if it is about the class, such as its documentation."""
-    from fedcohort.testing import ConformanceError
-    from fedcohort.testing.conformance import ABOUT_THE_CLASS, run_check
-
-    started = time.perf_counter()
-    problem = None
-    try:
-        for form, selector in forms.items():
-            if form == "as given" or name not in ABOUT_THE_CLASS:
-                run_check(name, selector)
-    except ConformanceError as error:
-        problem = error.message
-    seconds = round(time.perf_counter() - started, 3)
-    return {"check": name, "passed": problem is None, "seconds": seconds, "problem": problem}
+    pass
 
 
 def _check_as(target: str, method: str, format: Format) -> None:
@@ -83,7 +48,7 @@ def check(
         typer.Argument(
             metavar="SELECTOR",
             help="A registered name, module:Class or file.py:Class.",
-            autocompletion=complete_selector,
+            autocompletion=options.complete_selector,
         ),
     ],
     skip: Annotated[
@@ -96,10 +61,10 @@ def check(
             "--as",
             metavar="NAME",
             help="Instead, play a class from elsewhere, in file.py:Class, against this selector of ours.",
-            autocompletion=complete_selector,
+            autocompletion=options.complete_selector,
         ),
     ] = None,
-    format: FormatOption = Format.TABLE,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Check that a selector follows the protocol, or that code from elsewhere is the method it is named after.
 
@@ -111,27 +76,41 @@ def check(
     - fedcohort check theirs.py --as oort
     """
     from fedcohort.core.protocol import SELECTORS
-    from fedcohort.testing import CHECKS
-    from fedcohort.testing.conformance import checked_forms
+    from fedcohort.core.registry import suggest
+    from fedcohort.testing import CHECKS, ConformanceError
+    from fedcohort.testing.conformance import ABOUT_THE_CLASS, checked_forms, run_check
 
     if as_ is not None:
         return _check_as(target, as_, format)
-    skipped = _checks_to_skip(skip or [])
     if target.endswith(".toml"):
         raise UnknownNameError(
             f"{target!r} is a configuration, and this command checks selectors.",
             hint=f"'fedcohort run {target}' checks a configuration before it runs it",
         )
+    skipped = {}  # reason by check
+    for item in skip or ():
+        name, _, reason = item.partition("=")
+        if name not in CHECKS:
+            known = ", ".join(CHECKS)
+            raise UnknownNameError(f"There is no check {name!r}. Known: {known}.", hint=suggest(name, CHECKS))
+        skipped[name] = reason or "skipped with --skip"
     selector = SELECTORS.create(target)  # with its defaults, which anybody who names it gets
     console = err(quiet=format is Format.JSON)
     forms = checked_forms(selector)
+    results: list[dict[str, Any]] = []
     with console.status(Text(f"checking {target}")):
-        results: list[dict[str, Any]] = [
-            {"check": name, "passed": None, "seconds": 0.0, "problem": skipped[name]}
-            if name in skipped
-            else _run_check(name, forms)
-            for name in CHECKS
-        ]
+        for name in CHECKS:
+            started, problem = time.perf_counter(), skipped.get(name)
+            try:
+                for form, variant in forms.items() if name not in skipped else ():
+                    # What is about the class, such as its documentation, is checked once.
+                    if form == "as given" or name not in ABOUT_THE_CLASS:
+                        run_check(name, variant)
+            except ConformanceError as error:
+                problem = error.message
+            passed = None if name in skipped else problem is None
+            seconds = 0.0 if name in skipped else round(time.perf_counter() - started, 3)
+            results.append({"check": name, "passed": passed, "seconds": seconds, "problem": problem})
     failed = [r for r in results if r["passed"] is False]
     run = len(results) - len(skipped)
     if format is Format.JSON:

@@ -8,33 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcohort.api import simulator
+from fedcohort.cli import options
 from fedcohort.cli.experiment import command_line, execute, new
-from fedcohort.cli.options import (
-    AddressOption,
-    BaseArgument,
-    BaselineOption,
-    ClientOption,
-    ColumnsOption,
-    DataOption,
-    DeviceOption,
-    EngineOption,
-    FolderOption,
-    FormatOption,
-    LabelOption,
-    ModelOption,
-    OutOption,
-    ProcessesOption,
-    QuietOption,
-    ScenarioOption,
-    SetOption,
-    SweepOption,
-    TrackOption,
-    WideOption,
-    complete_selectors,
-    parse_seeds,
-    split_names,
-    table_columns,
-)
 from fedcohort.cli.output import Format
 from fedcohort.core.terminal import err, say
 
@@ -43,24 +18,24 @@ if TYPE_CHECKING:
 
 
 def compare(
-    config: BaseArgument = None,
+    config: options.BaseArgument = None,
     selectors: Annotated[
         str | None,
         typer.Option(
             "--selectors",
             metavar="NAMES",
             help="e.g. uniform,fedcor,mine.py:MySelector.",
-            autocompletion=complete_selectors,
+            autocompletion=options.complete_selectors,
         ),
     ] = None,
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="N", help="How many seeds, or a list such as 1,5,7.")
     ] = None,
-    data: DataOption = None,
-    label: LabelOption = None,
-    client: ClientOption = None,
-    folder: FolderOption = None,
-    scenario: ScenarioOption = None,
+    data: options.DataOption = None,
+    label: options.LabelOption = None,
+    client: options.ClientOption = None,
+    folder: options.FolderOption = None,
+    scenario: options.ScenarioOption = None,
     partition: Annotated[
         str | None, typer.Option("--partition", metavar="NAME", help="How samples are divided, e.g. iid, shards.")
     ] = None,
@@ -70,25 +45,25 @@ def compare(
     task: Annotated[
         str | None, typer.Option("--task", metavar="NAME", help="classification, regression or next-token.")
     ] = None,
-    model: ModelOption = None,
+    model: options.ModelOption = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, metavar="N", help="Rounds of training.")] = None,
     cohort: Annotated[int | None, typer.Option("--cohort", min=1, metavar="N", help="Clients per round.")] = None,
     targets: Annotated[
         str | None, typer.Option("--targets", metavar="LIST", help="Accuracies to reach, e.g. 0.6,0.7.")
     ] = None,
-    baseline: BaselineOption = None,
-    sweep: SweepOption = None,
-    set_: SetOption = None,
-    out: OutOption = None,
-    device: DeviceOption = None,
-    processes: ProcessesOption = None,
-    engine: EngineOption = None,
-    address: AddressOption = None,
-    track: TrackOption = None,
-    columns: ColumnsOption = None,
-    wide: WideOption = False,
-    quiet: QuietOption = False,
-    format: FormatOption = Format.TABLE,
+    baseline: options.BaselineOption = None,
+    sweep: options.SweepOption = None,
+    set_: options.SetOption = None,
+    out: options.OutOption = None,
+    device: options.DeviceOption = None,
+    processes: options.ProcessesOption = None,
+    engine: options.EngineOption = None,
+    address: options.AddressOption = None,
+    track: options.TrackOption = None,
+    columns: options.ColumnsOption = None,
+    wide: options.WideOption = False,
+    quiet: options.QuietOption = False,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Compare selectors on the same federation with the same seeds.
 
@@ -104,10 +79,10 @@ def compare(
     from fedcohort.simulate.store.results import load
 
     # Options without an argument of the Python function are keys of the configuration, like those of --set.
-    options = {"data.folder": folder, "run.engine": engine}
-    given = {key: value for key, value in options.items() if value is not None}
+    keys = {"data.folder": folder, "run.engine": engine}
+    given = {key: value for key, value in keys.items() if value is not None}
     experiment = compared(
-        selectors=None if selectors is None else split_names(selectors, "--selectors"),
+        selectors=None if selectors is None else options.split_names(selectors, "--selectors"),
         data=data,
         label=label,
         client=client,
@@ -120,7 +95,7 @@ def compare(
         cohort=cohort,
         targets=None if targets is None else _targets(targets),
         baseline=baseline,
-        seeds=None if seeds is None else parse_seeds(seeds),
+        seeds=None if seeds is None else options.parse_seeds(seeds),
         sweep=parse_sweeps(sweep or []),
         overrides={**given, **dict(parse_override(item) for item in set_ or [])},
         config=config,
@@ -134,11 +109,11 @@ def compare(
         say(err(quiet), f"note: {len(done.runs)} of {len(experiment.plans)} runs are in {stored} and are not repeated")
     else:
         simulation = new(experiment, out, **machine)
-    execute(simulation, quiet=quiet, format=format, track=track, columns=table_columns(columns, wide))
+    execute(simulation, quiet=quiet, format=format, track=track, columns=options.table_columns(columns, wide))
 
 
 def _targets(text: str) -> list[float]:
     try:
-        return [float(item) for item in split_names(text, "--targets")]
+        return [float(item) for item in options.split_names(text, "--targets")]
     except ValueError:
         raise typer.BadParameter(f"--targets must be numbers separated by commas. Got {text!r}.") from None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.options import QuietOption
+from fedcohort.cli import options
 from fedcohort.cli.output import out
 from fedcohort.core.terminal import say
 
@@ -23,7 +23,7 @@ def dashboard(
     token: Annotated[
         str | None, typer.Option(envvar="FEDCOHORT_TOKEN", help="Token visitors must enter; at least 8 characters.")
     ] = None,
-    quiet: QuietOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Follow experiments and live runs in a browser.
 

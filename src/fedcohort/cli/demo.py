@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
+from fedcohort.cli import options
 from fedcohort.cli.experiment import execute, new
-from fedcohort.cli.options import DeviceOption, OutOption, QuietOption, parse_seeds
 from fedcohort.cli.output import out
 from fedcohort.core.terminal import err, say
 from fedcohort.simulate.leaderboard import Leaderboard
@@ -43,9 +43,9 @@ def explain_losses(boards: Sequence[Leaderboard]) -> list[str]:
 def demo(
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds of training; default 60.")] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="How many seeds, or a list; default 3.")] = None,
-    out_dir: OutOption = None,
-    device: DeviceOption = None,
-    quiet: QuietOption = False,
+    out_dir: options.OutOption = None,
+    device: options.DeviceOption = None,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Compare nine selectors on handwritten digits and write a report.
 
@@ -63,7 +63,7 @@ def demo(
     if rounds is not None:
         table["run"]["rounds"] = rounds
     if seeds is not None:
-        table["seeds"] = parse_seeds(seeds)
+        table["seeds"] = options.parse_seeds(seeds)
     results = execute(new(Experiment.from_dict(table), out_dir, device=device), quiet=quiet)
     folder = results.path
     remarks = tuple(explain_losses(results.leaderboards()))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcohort.cli.options import DeviceOption, FormatOption, SetOption
+from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.terminal import say
 from fedcohort.core.version import __version__
@@ -26,9 +26,9 @@ _EXTRAS = {
 
 def doctor(
     config: Annotated[str | None, typer.Argument(help="A TOML file, or 'demo': its models instead of ours.")] = None,
-    set_: SetOption = None,
-    device: DeviceOption = None,
-    format: FormatOption = Format.TABLE,
+    set_: options.SetOption = None,
+    device: options.DeviceOption = None,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Say which engine, extras and versions there are, what was chosen, what is slow, and why.
 

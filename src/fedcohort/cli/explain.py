@@ -10,7 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedcohort.cli.options import MAX_ROUND, FormatOption
+from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.terminal import say
 from fedcohort.core.text import printable
@@ -30,14 +30,14 @@ def explain(
     ],
     round_: Annotated[
         int | None,
-        typer.Option("--round", "-r", min=0, max=MAX_ROUND, help="The round to explain, counted from 0."),
+        typer.Option("--round", "-r", min=0, max=options.MAX_ROUND, help="The round to explain, counted from 0."),
     ] = None,
     client: Annotated[
         str | None, typer.Option("--client", "-c", help="The client to explain, by number or name.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--run", help="The run's name, if the experiment has several.")] = None,
+    name: options.RunOption = None,
     nearly: Annotated[int, typer.Option(min=0, help="How many nearly picked clients to show.")] = NEARLY,
-    format: FormatOption = Format.TABLE,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Explain why clients were picked, or were not.
 

@@ -8,22 +8,8 @@ from typing import Annotated
 import typer
 
 from fedcohort.api import simulator
+from fedcohort.cli import options
 from fedcohort.cli.experiment import command_line, execute
-from fedcohort.cli.options import (
-    ColumnsOption,
-    DeviceOption,
-    FormatOption,
-    OtherEngineOption,
-    ProcessesOption,
-    QuietOption,
-    SweepOption,
-    TrackOption,
-    WideOption,
-    complete_selectors,
-    parse_seeds,
-    split_names,
-    table_columns,
-)
 from fedcohort.cli.output import Format
 
 
@@ -40,18 +26,18 @@ def extend(
         typer.Option(
             "--selectors",
             help="Selectors to add, separated by commas, with their documented defaults.",
-            autocompletion=complete_selectors,
+            autocompletion=options.complete_selectors,
         ),
     ] = None,
-    sweep: SweepOption = None,
-    device: DeviceOption = None,
-    processes: ProcessesOption = None,
-    allow_other_engine: OtherEngineOption = False,
-    track: TrackOption = None,
-    columns: ColumnsOption = None,
-    wide: WideOption = False,
-    quiet: QuietOption = False,
-    format: FormatOption = Format.TABLE,
+    sweep: options.SweepOption = None,
+    device: options.DeviceOption = None,
+    processes: options.ProcessesOption = None,
+    allow_other_engine: options.OtherEngineOption = False,
+    track: options.TrackOption = None,
+    columns: options.ColumnsOption = None,
+    wide: options.WideOption = False,
+    quiet: options.QuietOption = False,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Add seeds, rounds or selectors to an existing experiment.
 
@@ -73,12 +59,12 @@ def extend(
     from fedcohort.simulate.config.sweep import expand_sweep, parse_sweeps
 
     grid = parse_sweeps(sweep or [])
-    names = split_names(selectors, "--selectors") if selectors is not None else []
+    names = options.split_names(selectors, "--selectors") if selectors is not None else []
     names += [label for label in grid if label not in names]  # a swept selector need not be named twice
     added = selector_entries(names) if names else {}
     simulation = simulator().Simulation.extend(
         directory,
-        seeds=None if seeds is None else parse_seeds(seeds),
+        seeds=None if seeds is None else options.parse_seeds(seeds),
         rounds=rounds,
         selectors=expand_sweep(added, grid),
         device=device,
@@ -86,4 +72,4 @@ def extend(
         command=command_line(),
         allow_other_engine=allow_other_engine,
     )
-    execute(simulation, quiet=quiet, format=format, track=track, columns=table_columns(columns, wide))
+    execute(simulation, quiet=quiet, format=format, track=track, columns=options.table_columns(columns, wide))

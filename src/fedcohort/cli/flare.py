@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.options import complete_selector
+from fedcohort.cli import options
 from fedcohort.cli.templates import check_name, fill_template, write_app
 from fedcohort.core.errors import InputError
 from fedcohort.core.terminal import err, say
@@ -17,11 +17,13 @@ flare_app = typer.Typer(help="Create jobs for a live federation on NVIDIA FLARE.
 
 
 @flare_app.command("new")
-def new(
+def _new(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory for the job.")],
     selector: Annotated[
         str,
-        typer.Option("--selector", help="The selector; see 'fedcohort list'.", autocompletion=complete_selector),
+        typer.Option(
+            "--selector", help="The selector; see 'fedcohort list'.", autocompletion=options.complete_selector
+        ),
     ] = "power-of-choice",
 ) -> None:
     """Write a complete FLARE job with client selection.

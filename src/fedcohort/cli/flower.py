@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.options import complete_selector
+from fedcohort.cli import options
 from fedcohort.cli.templates import check_name, fill_template, write_app
 from fedcohort.core.terminal import err, say
 from fedcohort.core.version import __version__
@@ -16,14 +16,14 @@ flower_app = typer.Typer(help="Create apps for a live federation on Flower.", no
 
 
 @flower_app.command("new")
-def new(
+def _new(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory for the app.")],
     selector: Annotated[
         str,
         typer.Option(
             "--selector",
             help="The selector; see 'fedcohort list'. The file of your own selector, file.py:Class, is copied.",
-            autocompletion=complete_selector,
+            autocompletion=options.complete_selector,
         ),
     ] = "power-of-choice",
     asynchronous: Annotated[

@@ -10,15 +10,7 @@ from typing import Annotated
 import typer
 
 from fedcohort.audit.verification import examine
-from fedcohort.cli.options import (
-    MAX_ROUND,
-    FormatOption,
-    JournalArgument,
-    OpenJournalArgument,
-    SignOption,
-    TrustOption,
-    import_selectors,
-)
+from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.cli.rules import when_taken
 from fedcohort.core.errors import InputError, SignalError
@@ -47,13 +39,13 @@ journal_app = typer.Typer(
 
 
 @journal_app.command("verify")
-def verify(
-    journal: OpenJournalArgument,
+def _verify(
+    journal: options.OpenJournalArgument,
     replay: Annotated[
         bool, typer.Option("--replay/--no-replay", help="Replay the session and compare every cohort.")
     ] = True,
-    selector: TrustOption = None,
-    format: FormatOption = Format.TABLE,
+    selector: options.TrustOption = None,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Check a journal for damage and inconsistencies.
 
@@ -63,7 +55,7 @@ def verify(
 
     Example: fedcohort journal verify run.sqlite
     """
-    import_selectors(selector)
+    options.import_selectors(selector)
     result = examine(journal, replay=replay)
     if format is Format.JSON:
         print_json(
@@ -87,8 +79,8 @@ def verify(
 
 
 @journal_app.command("copy")
-def copy_journal(
-    journal: OpenJournalArgument,
+def _copy(
+    journal: options.OpenJournalArgument,
     to: Annotated[Path, typer.Argument(metavar="FILE", help="The copy to write; it must not exist yet.")],
 ) -> None:
     """Copy a journal, even while the run is writing to it.
@@ -103,8 +95,8 @@ def copy_journal(
 
 
 @journal_app.command("track")
-def track(
-    journal: OpenJournalArgument,
+def _track(
+    journal: options.OpenJournalArgument,
     to: Annotated[list[str], typer.Option("--to", help="tensorboard, mlflow or wandb; may be repeated.")],
     follow: Annotated[bool, typer.Option("--follow", help="Wait for new rounds until the run ends.")] = False,
     out_: Annotated[
@@ -126,9 +118,9 @@ def track(
 
 
 @journal_app.command("recover")
-def recover(
-    journal: JournalArgument,
-    sign: SignOption = None,
+def _recover(
+    journal: options.JournalArgument,
+    sign: options.SignOption = None,
 ) -> None:
     """Accept that a journal's newest events are lost, so that the run can continue.
 
@@ -150,15 +142,16 @@ def recover(
 
 
 @journal_app.command("selector")
-def change_selector(
-    journal: OpenJournalArgument,
+def _selector(
+    journal: options.OpenJournalArgument,
     name: Annotated[str, typer.Argument(metavar="SELECTOR", help="The new selector, with its defaults.")],
     shadow: Annotated[
-        int, typer.Option("--shadow", min=0, max=MAX_ROUND, help="Let it be a shadow for this many rounds first.")
+        int,
+        typer.Option("--shadow", min=0, max=options.MAX_ROUND, help="Let it be a shadow for this many rounds first."),
     ] = 0,
     watch: Annotated[bool, typer.Option("--watch", help="Remove the shadow then; it never chooses.")] = False,
-    selector: TrustOption = None,
-    sign: SignOption = None,
+    selector: options.TrustOption = None,
+    sign: options.SignOption = None,
 ) -> None:
     """Continue a run with another selector, at once or after a trial as a shadow.
 
@@ -174,7 +167,7 @@ def change_selector(
     """
     if watch and not shadow:
         raise typer.BadParameter("--watch needs --shadow: for how many rounds?")
-    import_selectors(selector)
+    options.import_selectors(selector)
     new, order = SELECTORS.create(name), Order(selector=name, trial=shadow, watch=watch)
     with closing(read_journal(journal)) as record:
         meta, (table, _), following = record.meta(), record.table(), next_round(record)[0]
@@ -200,8 +193,8 @@ def change_selector(
 
 
 @journal_app.command("export")
-def export_tables(
-    journal: OpenJournalArgument,
+def _export(
+    journal: options.OpenJournalArgument,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the Parquet files go.")],
 ) -> None:
     """Write picks, replies, metrics and events as Parquet files.
@@ -214,11 +207,13 @@ def export_tables(
 
 
 @journal_app.command("prune")
-def prune_details(
-    journal: JournalArgument,
-    keep: Annotated[int, typer.Option(min=0, max=MAX_ROUND, help="Keep the details of this many newest rounds.")],
-    selector: TrustOption = None,
-    sign: SignOption = None,
+def _prune(
+    journal: options.JournalArgument,
+    keep: Annotated[
+        int, typer.Option(min=0, max=options.MAX_ROUND, help="Keep the details of this many newest rounds.")
+    ],
+    selector: options.TrustOption = None,
+    sign: options.SignOption = None,
 ) -> None:
     """Delete the scores, exclusions and candidates of old rounds.
 
@@ -226,22 +221,22 @@ def prune_details(
 
     Example: fedcohort journal prune run.sqlite --keep 100
     """
-    import_selectors(selector)
+    options.import_selectors(selector)
     with Session.open(journal, sign=sign) as session:
         count = prune(session.journal, keep)
     say(out(), f"Deleted the details of {count} cohorts.")
 
 
 @journal_app.command("forget")
-def forget_client(
-    journal: JournalArgument,
+def _forget(
+    journal: options.JournalArgument,
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
     block: Annotated[
         bool,
         typer.Option("--block", help="Also keep the client from joining again; a keyed digest of its name is kept."),
     ] = False,
-    selector: TrustOption = None,
-    sign: SignOption = None,
+    selector: options.TrustOption = None,
+    sign: options.SignOption = None,
 ) -> None:
     """Erase a client's name and data from a journal.
 
@@ -251,7 +246,7 @@ def forget_client(
 
     Example: fedcohort journal forget run.sqlite clinic-b --block
     """
-    import_selectors(selector)
+    options.import_selectors(selector)
     with Session.open(journal, sign=sign) as session:
         stand_in = session.forget(client, block=block)
     say(out(), f"{client} is forgotten; its rounds are now recorded under {stand_in}.")
@@ -265,15 +260,15 @@ def forget_client(
     )
 
 
-@journal_app.command()
-def abandon(
-    journal: JournalArgument,
+@journal_app.command("abandon")
+def _abandon(
+    journal: options.JournalArgument,
     ticket: Annotated[
-        int | None, typer.Option(max=MAX_ROUND, help="The pending cohort's ticket; default: the oldest.")
+        int | None, typer.Option(max=options.MAX_ROUND, help="The pending cohort's ticket; default: the oldest.")
     ] = None,
     reason: Annotated[str, typer.Option(help="The reason, for the journal.")] = "abandoned by the operator",
-    selector: TrustOption = None,
-    sign: SignOption = None,
+    selector: options.TrustOption = None,
+    sign: options.SignOption = None,
 ) -> None:
     """Give up a pending cohort that cannot be finished.
 
@@ -281,7 +276,7 @@ def abandon(
 
     Example: fedcohort journal abandon run.sqlite --reason "clinic-b is gone"
     """
-    import_selectors(selector)
+    options.import_selectors(selector)
     with Session.open(journal, sign=sign) as session:
         if not session.pending:
             raise InputError(f"The journal {journal} has no pending cohort.")
@@ -296,7 +291,7 @@ def abandon(
 
 
 @journal_app.command("keygen")
-def keygen(
+def _keygen(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The private key's file; the public key goes to FILE.pub.")
     ],

@@ -15,8 +15,8 @@ privacy_app.add_typer(keyholder_app, name="keyholder")
 FolderArgument = Annotated[Path, typer.Argument(help="The key holder's folder.", file_okay=False)]
 
 
-@keyholder_app.command()
-def client_key(
+@keyholder_app.command("client-key")
+def _client_key(
     path: Annotated[Path, typer.Argument(help="Where the client's key is written.", dir_okay=False)],
     name: Annotated[str, typer.Option("--name", help="The client's name in the federation.")],
 ) -> None:
@@ -32,8 +32,8 @@ def client_key(
     say(err(), f"Wrote {path}, which stays with the client. The key holder adds the line above to its clients.txt.")
 
 
-@keyholder_app.command()
-def new(
+@keyholder_app.command("new")
+def _new(
     folder: FolderArgument,
     classes: Annotated[int, typer.Option("--classes", min=2, help="Number of classes.")],
     clients: Annotated[
@@ -58,8 +58,8 @@ def new(
     say(err(), f"Created key {public.name} in {folder}. Keep secret.key here; give public.key to clients and server.")
 
 
-@keyholder_app.command()
-def serve(
+@keyholder_app.command("serve")
+def _serve(
     folder: FolderArgument,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 picks a free one.")] = 9443,

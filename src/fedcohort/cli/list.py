@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcohort.cli.options import FormatOption
+from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json, table
 from fedcohort.core.params import parameters
 from fedcohort.core.registry import Registry
@@ -91,7 +91,7 @@ def _entry(name: str, item: Any) -> dict[str, Any]:
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")] = Kind.SELECTORS,
     name: Annotated[str | None, typer.Argument(help="Show only this one, with its parameters.")] = None,
-    format: FormatOption = Format.TABLE,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """List selectors, datasets, presets, models and more, by name.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -27,38 +28,26 @@ def parse_seeds(text: str) -> list[int] | int:
         raise typer.BadParameter(f"--seeds must be a number of seeds, or a list such as 1,5,7. Got {text!r}.") from None
 
 
-def complete_selector(incomplete: str) -> list[str]:
-    """Complete the name of a selector."""
-    from fedcohort.core.protocol import SELECTORS
+def _completion(reference: str) -> Callable[[str], list[str]]:
+    """Return what completes the names of a registry, which is imported only when a shell asks."""
+    module, _, attribute = reference.partition(":")
 
-    return [name for name in SELECTORS.names() if name.startswith(incomplete)]
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in getattr(importlib.import_module(module), attribute) if name.startswith(incomplete)]
+
+    return complete
+
+
+complete_selector = _completion("fedcohort.core.protocol:SELECTORS")
+complete_preset = _completion("fedcohort.scenario:PRESETS")
+complete_dataset = _completion("fedcohort.simulate.data:DATASETS")
+complete_model = _completion("fedcohort.simulate.models:MODELS")
 
 
 def complete_selectors(incomplete: str) -> list[str]:
     """Complete the last of several selectors, separated by commas, with one that is not in the list yet."""
     before, comma, last = incomplete.rpartition(",")  # shells complete one word, and this is a list in it
     return [f"{before}{comma}{name}" for name in complete_selector(last) if name not in before.split(",")]
-
-
-def complete_preset(incomplete: str) -> list[str]:
-    """Complete the name of a preset."""
-    from fedcohort.scenario import PRESETS
-
-    return [name for name in PRESETS if name.startswith(incomplete)]
-
-
-def complete_dataset(incomplete: str) -> list[str]:
-    """Complete the name of a dataset."""
-    from fedcohort.simulate.data import DATASETS
-
-    return [name for name in DATASETS.names() if name.startswith(incomplete)]
-
-
-def complete_model(incomplete: str) -> list[str]:
-    """Complete the name of a model."""
-    from fedcohort.simulate.models import MODELS
-
-    return [name for name in MODELS.names() if name.startswith(incomplete)]
 
 
 MAX_ROUND = 2**63 - 1  # the largest number in a journal
@@ -70,18 +59,14 @@ BaseArgument = Annotated[str | None, typer.Argument(help="A TOML file; default: 
 DataOption = Annotated[
     str | None,
     typer.Option(
-        "--data",
-        metavar="DATA",
-        help="A dataset, or your .csv, .parquet or .npz.",
-        autocompletion=complete_dataset,
+        "--data", metavar="DATA", help="A dataset, or your .csv, .parquet or .npz.", autocompletion=complete_dataset
     ),
 ]
 LabelOption = Annotated[
     str | None, typer.Option("--label", metavar="COLUMN", help="The column to predict; default 'label'.")
 ]
 ClientOption = Annotated[
-    str | None,
-    typer.Option("--client", metavar="COLUMN", help="The column that names each row's client."),
+    str | None, typer.Option("--client", metavar="COLUMN", help="The column that names each row's client.")
 ]
 ScenarioOption = Annotated[
     str | None,
@@ -99,12 +84,7 @@ SetOption = Annotated[
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change any setting, e.g. run.eval_every=5."),
 ]
 SweepOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sweep",
-        metavar="PARAM=...",
-        help="Values to try, e.g. fedcor.warmup=5,15,30.",
-    ),
+    list[str] | None, typer.Option("--sweep", metavar="PARAM=...", help="Values to try, e.g. fedcor.warmup=5,15,30.")
 ]
 OutOption = Annotated[
     Path | None,
@@ -112,8 +92,7 @@ OutOption = Annotated[
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
 ProcessesOption = Annotated[
-    int | None,
-    typer.Option("--processes", min=1, metavar="N", help="Number of processes; default: the fastest."),
+    int | None, typer.Option("--processes", min=1, metavar="N", help="Number of processes; default: the fastest.")
 ]
 OtherEngineOption = Annotated[
     bool,
@@ -150,9 +129,12 @@ TrustOption = Annotated[
     ),
 ]
 SignOption = Annotated[
-    Path | None,
-    typer.Option("--sign", metavar="KEY", help="The private key of a signed journal.", dir_okay=False),
+    Path | None, typer.Option("--sign", metavar="KEY", help="The private key of a signed journal.", dir_okay=False)
 ]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal, or an experiment's directory.")
+]
+RunOption = Annotated[str | None, typer.Option("--run", help="The run's name, if the experiment has several.")]
 BaselineOption = Annotated[
     str | None,
     typer.Option("--baseline", metavar="NAME", help="Compare with this selector.", autocompletion=complete_selector),

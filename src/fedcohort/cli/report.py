@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from fedcohort.cli.options import (
-    MAX_ROUND,
-    ColumnsOption,
-    FormatOption,
-    QuietOption,
-    TrustOption,
-    WideOption,
-    import_selectors,
-    table_columns,
-)
+from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import write_file
@@ -60,7 +49,9 @@ def report(
     ] = None,
     round_: Annotated[
         list[int] | None,
-        typer.Option("--round", min=0, max=MAX_ROUND, help="A round to explain in the report; may be repeated."),
+        typer.Option(
+            "--round", min=0, max=options.MAX_ROUND, help="A round to explain in the report; may be repeated."
+        ),
     ] = None,
     export: Annotated[
         Path | None, typer.Option(help="Also write every figure and its numbers into this folder.")
@@ -71,11 +62,11 @@ def report(
     tables: Annotated[
         _TableFormat | None, typer.Option(help="Print method, tables and setup in this format; no page.")
     ] = None,
-    columns: ColumnsOption = None,
-    wide: WideOption = False,
-    selector: TrustOption = None,
-    format: FormatOption = Format.TABLE,
-    quiet: QuietOption = False,
+    columns: options.ColumnsOption = None,
+    wide: options.WideOption = False,
+    selector: options.TrustOption = None,
+    format: options.FormatOption = Format.TABLE,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Write an HTML report of experiments or of a live run.
 
@@ -92,7 +83,7 @@ def report(
     - fedcohort report runs/digits --export figures --picture pdf
     - fedcohort report runs/digits --tables latex
     """
-    import_selectors(selector)
+    options.import_selectors(selector)
     messages = err(quiet)
     live = [path for path in runs if path.is_file()]  # a journal is a file, an experiment a folder
     if live:
@@ -102,18 +93,24 @@ def report(
                 "with directories of experiments, --target, --baseline, --export or --tables.",
                 hint=f"fedcohort report {live[0]}",
             )
-        _report_live(live, output, title, round_ or (), format, messages)
+        page, accounts = build_live_report(live, title=title, rounds=round_ or ())
+        _write(output, page)
+        if format is Format.JSON:
+            print_json({"report": str(output), "runs": [account.to_dict() for account in accounts]})
+            return
+        for line in (line for account in accounts for line in account.sentences()):
+            say(messages, line)
+        say(out(), str(output))
         return
     with messages.status("reading the results"):
-        rounds = round_ or ()
         content = assemble(
             runs,
             title=title,
             targets=target or (),
             baseline=baseline,
-            rounds=rounds,
+            rounds=round_ or (),
             pictures=tables is None,
-            columns=table_columns(columns, wide),
+            columns=options.table_columns(columns, wide),
         )
     for warning in content.warnings:
         say(messages, f" {warning}", lead="note:", lead_style="yellow")
@@ -143,25 +140,6 @@ def report(
     say(out(), str(output))
     if exported:
         say(messages, f"{len(exported)} files in {export}")
-
-
-def _report_live(
-    journals: Sequence[Path],
-    output: Path,
-    title: str | None,
-    rounds: Sequence[int],
-    format: Format,
-    messages: Console,
-) -> None:
-    page, accounts = build_live_report(journals, title=title, rounds=rounds)
-    _write(output, page)
-    if format is Format.JSON:
-        print_json({"report": str(output), "runs": [account.to_dict() for account in accounts]})
-        return
-    for account in accounts:
-        for line in account.sentences():
-            say(messages, line)
-    say(out(), str(output))
 
 
 def _write(output: Path, page: str) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcohort.audit.participation import Proof, prove_participation
-from fedcohort.cli.options import FormatOption, OpenJournalArgument
+from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
@@ -32,13 +32,11 @@ from fedcohort.simulate.leaderboard.words import quantity
 rules_app = typer.Typer(help="Set and show an operator's rules, and prove that they held.", no_args_is_help=True)
 
 
-@rules_app.command()
-def prove(
-    journal: Annotated[
-        Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal, or an experiment's directory.")
-    ],
-    run: Annotated[str | None, typer.Option("--run", help="The run's name, if the experiment has several.")] = None,
-    format: FormatOption = Format.TABLE,
+@rules_app.command("prove")
+def _prove(
+    journal: options.RunArgument,
+    run: options.RunOption = None,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Prove from the journal alone that the participation rules held.
 
@@ -81,12 +79,11 @@ _UNPROVED = ("eligible", "pinned", "cool_off", "min_in_window", "quotas", "at_mo
 
 
 def _print(proof: Proof) -> None:
-    console = out()
     rules = Rules() if proof.rules is None else proof.rules
-    lines = [f"{quantity(proof.rounds, 'round')}, {quantity(proof.clients, 'client')}."]
     bound = "" if rules.most is None else f", at most {rules.most} allowed"
     if rules.budgets:
         bound += f"; individual limits for {quantity(len(rules.budgets), 'client')}"
+    lines = [f"{quantity(proof.rounds, 'round')}, {quantity(proof.clients, 'client')}."]
     lines.append(f"Most participations of one client: {proof.most}{bound}.")
     if proof.least_separation is None:
         lines.append("No client took part twice.")
@@ -102,17 +99,17 @@ def _print(proof: Proof) -> None:
             f"{quantity(proof.registered, 'participation')} under registered names, {proof.unregistered} under other "
             "names, which prove nothing about who took part."
         )
-    lines += _shorten([f"Rules set in round {change.round}: {change.what}." for change in proof.changes[1:]])
-    lines += _shorten([f"Round {breach.round}, client {breach.client}: {breach.what}." for breach in proof.breaches])
-    lines += _shorten([f"Client {exceeded.client}: {exceeded.what}." for exceeded in proof.exceeded])
+    for kind in (
+        [f"Rules set in round {change.round}: {change.what}." for change in proof.changes[1:]],
+        [f"Round {breach.round}, client {breach.client}: {breach.what}." for breach in proof.breaches],
+        [f"Client {exceeded.client}: {exceeded.what}." for exceeded in proof.exceeded],
+    ):
+        lines += kind[:_SHOWN]
+        lines += [f"... and {len(kind) - _SHOWN} more."] * (len(kind) > _SHOWN)
     if unproved := [key for key in rules.to_dict() if key in _UNPROVED]:
         lines.append(f"Not part of this proof: {', '.join(unproved)}.")
     for line in [*lines, proof.verdict]:
-        say(console, line)
-
-
-def _shorten(lines: list[str]) -> list[str]:
-    return [*lines[:_SHOWN], f"... and {len(lines) - _SHOWN} more."] if len(lines) > _SHOWN else lines
+        say(out(), line)
 
 
 def _clients(help: str) -> Any:
@@ -120,8 +117,8 @@ def _clients(help: str) -> Any:
 
 
 @rules_app.command("apply")
-def apply_rules(
-    journal: OpenJournalArgument,
+def _apply(
+    journal: options.OpenJournalArgument,
     file: Annotated[
         Path | None,
         typer.Argument(metavar="[FILE]", help="A TOML file of rules; it replaces all current rules."),
@@ -150,13 +147,20 @@ def apply_rules(
     - fedcohort journal rules apply run.sqlite --block kiosk-7
     - fedcohort journal rules apply run.sqlite --pause clinic-b=20 --unpin clinic-a
     """
+    pauses = {}
+    for text in pause or ():
+        name, _, rounds = text.rpartition("=")
+        if not name or not rounds.isdecimal() or not 0 < int(rounds[:10]) < 10**9:
+            example = "a client and a number of rounds, e.g. clinic-b=20"
+            raise typer.BadParameter(f"--pause must be {example}. Got {text!r}.")
+        pauses[name] = int(rounds)
     order = Order(
         rules=None if file is None else _rules_in(file),
         block=block or [],
         unblock=unblock or [],
         pin=pin or [],
         unpin=unpin or [],
-        pause=dict(map(_pause, pause or [])),
+        pause=pauses,
         resume=resume or [],
     )
     if file is None and not order.names:
@@ -193,7 +197,7 @@ def when_taken(run: RunState) -> str:
 
 
 @rules_app.command("show")
-def show_rules(journal: OpenJournalArgument, format: FormatOption = Format.TABLE) -> None:
+def _show(journal: options.OpenJournalArgument, format: options.FormatOption = Format.TABLE) -> None:
     """Print the current rules as TOML, in the form that 'apply' reads.
 
     The command also says how many changes the server has not applied yet.
@@ -224,13 +228,6 @@ def _rules_in(file: Path) -> dict[str, Any]:
                 hint=suggest(key, known),
             )
     return Rules(**rules).to_dict()
-
-
-def _pause(text: str) -> tuple[str, int]:
-    name, _, rounds = text.rpartition("=")
-    if not name or not rounds.isdecimal() or not 0 < int(rounds[:10]) < 10**9:
-        raise typer.BadParameter(f"--pause must be a client and a number of rounds, e.g. clinic-b=20. Got {text!r}.")
-    return name, int(rounds)
 
 
 def _check_names(order: Order, table: ClientTable) -> None:

@@ -8,24 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcohort.api import simulator
+from fedcohort.cli import options
 from fedcohort.cli.experiment import execute, new
-from fedcohort.cli.options import (
-    AddressOption,
-    BaselineOption,
-    ColumnsOption,
-    DeviceOption,
-    EngineOption,
-    FormatOption,
-    OtherEngineOption,
-    OutOption,
-    ProcessesOption,
-    QuietOption,
-    SetOption,
-    SweepOption,
-    TrackOption,
-    WideOption,
-    table_columns,
-)
 from fedcohort.cli.output import Format
 
 if TYPE_CHECKING:
@@ -34,23 +18,23 @@ if TYPE_CHECKING:
 
 def run(
     config: Annotated[str | None, typer.Argument(help="A TOML file, or 'demo' for the built-in one.")] = None,
-    baseline: BaselineOption = None,
-    sweep: SweepOption = None,
-    set_: SetOption = None,
-    out: OutOption = None,
+    baseline: options.BaselineOption = None,
+    sweep: options.SweepOption = None,
+    set_: options.SetOption = None,
+    out: options.OutOption = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Continue the experiment in this directory.", file_okay=False)
     ] = None,
-    device: DeviceOption = None,
-    processes: ProcessesOption = None,
-    engine: EngineOption = None,
-    address: AddressOption = None,
-    allow_other_engine: OtherEngineOption = False,
-    track: TrackOption = None,
-    columns: ColumnsOption = None,
-    wide: WideOption = False,
-    quiet: QuietOption = False,
-    format: FormatOption = Format.TABLE,
+    device: options.DeviceOption = None,
+    processes: options.ProcessesOption = None,
+    engine: options.EngineOption = None,
+    address: options.AddressOption = None,
+    allow_other_engine: options.OtherEngineOption = False,
+    track: options.TrackOption = None,
+    columns: options.ColumnsOption = None,
+    wide: options.WideOption = False,
+    quiet: options.QuietOption = False,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Run an experiment from a configuration file, or continue one.
 
@@ -85,4 +69,4 @@ def run(
         if sweep:
             table["sweep"] = {**table.get("sweep", {}), **parse_sweeps(sweep)}
         simulation = new(Experiment.from_dict(table), out, **machine)
-    execute(simulation, quiet=quiet, format=format, track=track, columns=table_columns(columns, wide))
+    execute(simulation, quiet=quiet, format=format, track=track, columns=options.table_columns(columns, wide))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcohort.cli.options import FormatOption, QuietOption
+from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import write_file
@@ -40,8 +40,8 @@ NeedsOption = Annotated[
 ]
 
 
-@scenario_app.command()
-def show(
+@scenario_app.command("show")
+def _show(
     config: Annotated[
         Path, typer.Argument(help="A TOML file with [scenario.devices], or a trace (.csv or .parquet).", dir_okay=False)
     ],
@@ -54,8 +54,8 @@ def show(
         Path | None,
         typer.Option("--picture", help="Also draw it to this .svg file.", dir_okay=False),
     ] = None,
-    quiet: QuietOption = False,
-    format: FormatOption = Format.TABLE,
+    quiet: options.QuietOption = False,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Draw which clients are on during a week, how many are available at each time, and how fast they are.
 
@@ -98,13 +98,13 @@ def _devices(config: Path) -> tuple[Devices, int]:
     return scenario.devices, int(getattr(scenario.partition, "clients", 100))
 
 
-@scenario_app.command()
-def fit(
+@scenario_app.command("fit")
+def _fit(
     trace: TraceArgument,
     speeds: SpeedsOption = None,
     from_: FromOption = _TraceFormat.PLAIN,
     needs: NeedsOption = None,
-    format: FormatOption = Format.TABLE,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Fit a small generator to a trace and print it as a section of a configuration.
 
@@ -123,8 +123,8 @@ def fit(
     out().print(to_toml({"scenario": {"devices": table}}), markup=False, highlight=False)
 
 
-@scenario_app.command()
-def convert(
+@scenario_app.command("convert")
+def _convert(
     trace: TraceArgument,
     out_: Annotated[Path, typer.Option("--out", "-o", help="File of intervals, .csv or .parquet.", dir_okay=False)],
     from_: FromOption,
@@ -132,7 +132,7 @@ def convert(
     out_speeds: Annotated[
         Path | None, typer.Option("--out-speeds", help="File of speeds, .csv or .parquet.", dir_okay=False)
     ] = None,
-    quiet: QuietOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Write a published trace in the plain format, which `devices = {name = "trace"}` reads.
 

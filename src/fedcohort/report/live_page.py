@@ -111,15 +111,7 @@ def _tables(run: Account) -> tuple[Table, ...]:
         )
         for c in sorted(run.clients, key=lambda c: (-c.picked, c.name))[:_MAX_ROWS]
     ]
-    heads: tuple[str, ...] = (
-        "Client",
-        "Picked",
-        "Valid models",
-        "Without a model",
-        "Last round",
-        "Mean time",
-        "Last failure",
-    )
+    of_client = ("Client", "Picked", "Valid models", "Without a model", "Last round", "Mean time", "Last failure")
     note = f"The first {_MAX_ROWS} of {len(run.clients)} clients." if len(run.clients) > _MAX_ROWS else ""
     every_client = Table("clients", "Every client", of_client, tuple(clients), note, frozenset({3, 6}))
 

@@ -23,13 +23,18 @@ def render(template: str, *, package: str = "fedcohort.report", **values: Any) -
     return _environment(package).get_template(template).render(values)
 
 
-def sentences(template: str, **values: Any) -> list[str]:
-    """Return the lines of a text template; names cannot add lines, because line breaks in values are escaped."""
+def text(template: str, **values: Any) -> str:
+    """Return a template of plain text; line breaks in values are escaped, so that names cannot add lines."""
     # Undefined is empty: a configuration may lack any key.
     texts = _environment("fedcohort.report").overlay(
         autoescape=False, finalize=printable, undefined=jinja2.ChainableUndefined
     )
-    return [line for line in texts.get_template(template).render(values).split("\n") if line]
+    return texts.get_template(template).render(values)
+
+
+def sentences(template: str, **values: Any) -> list[str]:
+    """Return the lines of a template of plain text."""
+    return [line for line in text(template, **values).split("\n") if line]
 
 
 def card(macro: str, *values: Any) -> Markup:

@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedcohort.cli import options
 from fedcohort.cli.analytics import configuration
-from fedcohort.cli.options import (
-    BaseArgument,
-    DataOption,
-    DeviceOption,
-    FolderOption,
-    FormatOption,
-    QuietOption,
-    ScenarioOption,
-    SetOption,
-)
 from fedcohort.cli.output import Format, out, print_json, table
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
@@ -30,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def audit(
-    config: BaseArgument = None,
-    data: DataOption = None,
-    folder: FolderOption = None,
-    scenario: ScenarioOption = None,
+    config: options.BaseArgument = None,
+    data: options.DataOption = None,
+    folder: options.FolderOption = None,
+    scenario: options.ScenarioOption = None,
     counts: Annotated[
         Path | None,
         typer.Option(
@@ -46,10 +37,10 @@ def audit(
     coalition: Annotated[int, typer.Option("--coalition", min=1, help="Clients that collude with the server.")] = 1,
     clients: Annotated[bool, typer.Option("--clients", help="Also print a table with one row per client.")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the attacks' random numbers.")] = 0,
-    set_: SetOption = None,
-    device: DeviceOption = None,
-    quiet: QuietOption = False,
-    format: FormatOption = Format.TABLE,
+    set_: options.SetOption = None,
+    device: options.DeviceOption = None,
+    quiet: options.QuietOption = False,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Attack every way of sharing labels and report what each attacker learns.
 

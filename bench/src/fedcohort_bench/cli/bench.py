@@ -10,19 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from fedcohort.cli import options
 from fedcohort.cli.experiment import INTERRUPTED, command_line
-from fedcohort.cli.options import (
-    BaselineOption,
-    ClientOption,
-    DeviceOption,
-    FormatOption,
-    LabelOption,
-    OutOption,
-    ProcessesOption,
-    QuietOption,
-    complete_selectors,
-    split_names,
-)
 from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.terminal import err, say
 
@@ -44,8 +33,8 @@ def bench(
             "femnist; or your own .csv, .parquet, .npz or folder."
         ),
     ] = "digits",
-    label: LabelOption = None,
-    client: ClientOption = None,
+    label: options.LabelOption = None,
+    client: options.ClientOption = None,
     suite: Annotated[
         str | None,
         typer.Option(
@@ -57,7 +46,7 @@ def bench(
         str | None,
         typer.Option(
             help="Names or file.py:Class, separated by commas; default: every selector.",
-            autocompletion=complete_selectors,
+            autocompletion=options.complete_selectors,
         ),
     ] = None,
     seeds: Annotated[
@@ -83,12 +72,12 @@ def bench(
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop cleanly after this many minutes; it can be continued.")
     ] = None,
-    baseline: BaselineOption = None,
-    out_dir: OutOption = None,
-    device: DeviceOption = None,
-    processes: ProcessesOption = None,
-    quiet: QuietOption = False,
-    format: FormatOption = Format.TABLE,
+    baseline: options.BaselineOption = None,
+    out_dir: options.OutOption = None,
+    device: options.DeviceOption = None,
+    processes: options.ProcessesOption = None,
+    quiet: options.QuietOption = False,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Run the benchmark: every selector on every kind of federation.
 
@@ -124,9 +113,9 @@ def bench(
         command = f"fedcohort bench --resume {resume}"
         _show(run.resume_dataset(resume, launcher), resume, console, quick, format, command)
         return
-    chosen = split_names(selectors, "--selectors") if selectors else run.every_selector()
+    chosen = options.split_names(selectors, "--selectors") if selectors else run.every_selector()
     entries = selector_entries([name for name in chosen if name != "uniform"])
-    only = split_names(settings, "--settings") if settings else ()
+    only = options.split_names(settings, "--settings") if settings else ()
     if suite == run.TIME:
         if baseline is not None:
             raise typer.BadParameter("the suite 'time' compares with uniform selection in rounds; leave out --baseline")

@@ -6,34 +6,25 @@ from typing import Annotated
 
 import typer
 
+from fedcohort.cli import options
 from fedcohort.cli.analytics import configuration
-from fedcohort.cli.options import (
-    BaseArgument,
-    DataOption,
-    DeviceOption,
-    FolderOption,
-    FormatOption,
-    QuietOption,
-    ScenarioOption,
-    SetOption,
-)
 from fedcohort.cli.output import Format, out, print_json, rounds_bar, table
 from fedcohort.core.terminal import err, say
 
 
 def diagnose(
-    config: BaseArgument = None,
-    data: DataOption = None,
-    folder: FolderOption = None,
-    scenario: ScenarioOption = None,
+    config: options.BaseArgument = None,
+    data: options.DataOption = None,
+    folder: options.FolderOption = None,
+    scenario: options.ScenarioOption = None,
     cohort: Annotated[int | None, typer.Option("--cohort", min=1, help="Clients per round.")] = None,
     looks: Annotated[int, typer.Option("--looks", min=2, help="Number of checks during training.")] = 6,
     every: Annotated[int, typer.Option("--every", min=1, help="Rounds between two checks.")] = 10,
     samples: Annotated[int, typer.Option("--samples", min=20, help="Cohorts tried at each check; paper: 1000.")] = 200,
-    set_: SetOption = None,
-    device: DeviceOption = None,
-    quiet: QuietOption = False,
-    format: FormatOption = Format.TABLE,
+    set_: options.SetOption = None,
+    device: options.DeviceOption = None,
+    quiet: options.QuietOption = False,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Check FedCor's assumption that loss changes are Gaussian.
 

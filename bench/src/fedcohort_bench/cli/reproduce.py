@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcohort.cli import options
 from fedcohort.cli.experiment import command_line
-from fedcohort.cli.options import DeviceOption, FormatOption, ProcessesOption, QuietOption, split_names
 from fedcohort.cli.output import Format, out, print_json, print_tables, table
 from fedcohort.core.terminal import err, say
 
@@ -50,10 +50,10 @@ def reproduce(
         float | None, typer.Option(min=0, help="Stop cleanly after this many minutes; the same command continues.")
     ] = None,
     folder: Annotated[str | None, typer.Option("--folder", help="Where the datasets are.")] = None,
-    device: DeviceOption = None,
-    processes: ProcessesOption = None,
-    quiet: QuietOption = False,
-    format: FormatOption = Format.TABLE,
+    device: options.DeviceOption = None,
+    processes: options.ProcessesOption = None,
+    quiet: options.QuietOption = False,
+    format: options.FormatOption = Format.TABLE,
 ) -> None:
     """Reproduce a paper's table or figure next to the published one.
 
@@ -79,8 +79,8 @@ def reproduce(
         out_dir,
         seeds=seeds,
         rounds=rounds,
-        parts=split_names(parts, "--parts") if parts else (),
-        labels=split_names(labels, "--labels") if labels else (),
+        parts=options.split_names(parts, "--parts") if parts else (),
+        labels=options.split_names(labels, "--labels") if labels else (),
         quick=quick,
         device=device,
         processes=processes,

@@ -25,12 +25,12 @@ def _chosen(names: list[str] | None) -> list[str]:
 
 
 @vectors.callback()
-def about() -> None:
+def _about() -> None:
     """Test vectors: what each selector may choose, as JSON files that need no code of ours to read."""
 
 
 @vectors.command("write")
-def write_(
+def _write(
     selectors: _Names = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write to.")] = Path("vectors"),
 ) -> None:
@@ -45,7 +45,7 @@ def write_(
 
 
 @vectors.command("check")
-def check_(
+def _check(
     selectors: _Names = None,
     folder: Annotated[
         Path | None, typer.Option("--folder", help="Default: those in the package.", exists=True, file_okay=False)
