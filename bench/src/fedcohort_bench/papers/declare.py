@@ -227,6 +227,11 @@ class Exhibit:
             if unknown or grid.measure not in MEASURES:
                 raise InputError(f"{self.name} has no setting or measure {sorted(unknown) or grid.measure!r}.")
 
+    @property
+    def heading(self) -> str:
+        """The paper, the place in it, and the title."""
+        return f"{self.paper}, {self.place}: {self.title}"
+
     def every_claim(self) -> list[Claim]:
         """Return the claims that the grids make about the paper's own method, then the others."""
         claims: list[Claim] = []

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.files import read_file
 from fedcohort.core.version import __version__
-from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow
-from fedcohort.simulate.metrics import Curve
+from fedcohort.simulate.leaderboard import LeaderRow
 from fedcohort.simulate.store.results import Results, RunInfo
 from fedcohort.simulate.store.writer import write_atomically
 from fedcohort_bench.papers.declare import Labels, Study
 
 FORMAT = 1
 _POINTS = 40  # of a curve, at most
+NOT_RUN: Mapping[str, Any] = {"seeds": (), "rounds": 0, "finished": False, "target": None, "labels": {}}
+"""A setting that a record does not have."""
 
 
 class RecordError(FedcohortError, ValueError):
@@ -70,22 +71,27 @@ class StudyRecord:
 
     def write(self, path: Path) -> None:
         """Write the record atomically."""
-        value = {"format": FORMAT, "study": self.study, "settings": self.settings}
-        write_atomically(path, (_short(json.dumps(value, indent=1)) + "\n").encode())
+        text = json.dumps({"format": FORMAT, "study": self.study, "settings": self.settings}, indent=1)
+        # Each list of plain values on one line, so that people can read and compare records.
+        short = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]) + "]", text)
+        write_atomically(path, (short + "\n").encode())
 
     def add(self, other: StudyRecord) -> None:
         """Replace settings that have fewer seeds or rounds than another record's settings of the same name.
 
-        If both have equally many, only add the labels that are missing here.
+        If both have equally many, only add the labels that are missing here, and note how they were produced.
         """
         for name, theirs in other.settings.items():
             ours = self.settings.get(name, theirs)
+            have, new = ours["labels"], {k: v for k, v in theirs["labels"].items() if k not in ours["labels"]}
             # Tuples compare from the left, so seeds count before rounds.
             my_size, their_size = ((len(one["seeds"]), one["rounds"]) for one in (ours, theirs))
-            if their_size > my_size or (their_size == my_size and theirs["labels"].keys() >= ours["labels"].keys()):
+            if their_size > my_size or (their_size == my_size and theirs["labels"].keys() >= have.keys()):
                 self.settings[name] = theirs
-            elif their_size == my_size:
-                self.settings[name] = _merge_labels(ours, theirs)
+            elif their_size == my_size and new:
+                again = {label: values["best"] for label, values in theirs["labels"].items() if label in have}
+                later = {"labels": list(new), "made": theirs["made"], "again": again}
+                self.settings[name] = {**ours, "labels": have | new, "later": [*ours.get("later", []), later]}
 
     def values(self, setting: str, label: Labels, measure: str) -> list[float | None] | None:
         """Return a value per seed, or None if a label was not run."""
@@ -107,16 +113,6 @@ class StudyRecord:
         return float(reached.mean()), float(reached.std(ddof=1)) if len(reached) > 1 else math.nan, len(values)
 
 
-def _merge_labels(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """Merge the labels of two settings, preferring the first, and note how the second's were produced."""
-    new = [label for label in theirs["labels"] if label not in ours["labels"]]
-    if not new:
-        return ours
-    again = {label: values["best"] for label, values in theirs["labels"].items() if label in ours["labels"]}
-    later = [*ours.get("later", []), {"labels": new, "made": theirs["made"], "again": again}]
-    return {**ours, "labels": ours["labels"] | {label: theirs["labels"][label] for label in new}, "later": later}
-
-
 def record_of(results: Results, study: Study, part: str, *, seconds: float, quick: bool = False) -> StudyRecord:
     """Return the record of one part's experiment so far; ``quick`` marks a trial."""
     made_with = {
@@ -128,49 +124,47 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
         "trial": quick,
     }
     record = StudyRecord(study.name)
+    order = list(study.names)
     for board in results.leaderboards():
         if board.setting not in study.settings(part):
             raise InputError(f"The part {part!r} of {study.name} has no setting {board.setting!r}.")
         runs = [run for run in results.runs if str(run.setting.get("name", "")) == board.setting]
-        evaluated = all(run.id in results.curves and len(results.curves[run.id].rounds) for run in runs)
-        if not evaluated:
+        if not all(run.id in results.curves and len(results.curves[run.id].rounds) for run in runs):
             continue  # a setting is recorded once all its runs have a result
+        seeds = [seed for row in board.rows for seed in row.seeds]
+        # Of interrupted runs, the rounds that all have. Of others not the least, because some stop early by design.
+        still = [seed.rounds for seed in seeds if seed.state == "running"]
+        ends = [seed.terminal for row in board.rows if row.label == study.baseline for seed in row.seeds]
+        end = float(np.mean(ends)) if ends else math.nan
+        rows = sorted(board.rows, key=lambda row: order.index(row.label) if row.label in order else len(order))
         record.settings[board.setting] = {
             "seeds": [seed.seed for seed in board.rows[0].seeds],
-            "rounds": _recorded_rounds(board),
+            "rounds": max(seed.rounds for seed in seeds) if board.finished else min(still),
             "planned": study.rounds[board.setting],
             "finished": board.finished,
             "target": _number(board.target),
             "made": made_with,
-            "labels": _labels(results, study, board, runs),
+            "labels": {
+                row.label: _numbers(results, study, row, [run for run in runs if run.label == row.label], end)
+                for row in rows
+            },
         }
     return record
-
-
-def _recorded_rounds(board: Leaderboard) -> int:
-    """Return the rounds of a setting; if runs were interrupted, the rounds that all of them have."""
-    runs = [seed for row in board.rows for seed in row.seeds]
-    if not board.finished:
-        return min(seed.rounds for seed in runs if seed.state == "running")
-    # Not the least of them: some methods stop early by design.
-    return max(seed.rounds for seed in runs)
-
-
-def _labels(results: Results, study: Study, board: Leaderboard, runs: Sequence[RunInfo]) -> dict[str, Any]:
-    """Return the numbers of every method of a setting, in the study's order."""
-    ends = [seed.terminal for row in board.rows if row.label == study.baseline for seed in row.seeds]
-    end = float(np.mean(ends)) if ends else math.nan
-    order = list(study.names)
-    rows = sorted(board.rows, key=lambda row: order.index(row.label) if row.label in order else len(order))
-    return {
-        row.label: _numbers(results, study, row, [run for run in runs if run.label == row.label], end) for row in rows
-    }
 
 
 def _numbers(results: Results, study: Study, row: LeaderRow, members: list[RunInfo], end: float) -> dict[str, Any]:
     """Return what a record keeps of one method; ``end`` is the baseline's final accuracy."""
     members = sorted(members, key=lambda run: run.seed)
     curves = [results.curves[run.id] for run in members]
+    extras: dict[str, list[float | None]] = {}
+    if study.extra is not None:
+        for run in members:
+            for name, value in study.extra(results, run).items():
+                extras.setdefault(name, []).append(_number(value))
+    # The mean over seeds at rounds that all seeds evaluated: where one stops earlier, the mean would jump.
+    common = functools.reduce(np.intersect1d, [curve.rounds for curve in curves])
+    at = common[np.unique(np.linspace(0, len(common) - 1, _POINTS if len(common) else 0).astype(int))]
+    accuracy = np.mean([curve.accuracy[np.searchsorted(curve.rounds, at)] for curve in curves], axis=0)
     return {
         "rounds": [seed.rounds_to[-1] for seed in row.seeds],
         "seconds": [_number(seed.seconds_to[-1]) for seed in row.seeds],
@@ -181,8 +175,8 @@ def _numbers(results: Results, study: Study, row: LeaderRow, members: list[RunIn
         "megabytes": [_number(seed.megabytes + seed.query_megabytes) for seed in row.seeds],
         "catch-up": [curve.rounds_to(end) if math.isfinite(end) else None for curve in curves],
         "unevenness": [_number(unevenness(results, run)) for run in members],
-        **_extras(results, study, members),
-        "curve": _mean_curve(curves),
+        **extras,
+        "curve": {"round": (at + 1).tolist(), "accuracy": [round(float(x), 4) for x in accuracy]},
     }
 
 
@@ -193,33 +187,5 @@ def unevenness(results: Results, run: RunInfo) -> float:
     return float(picks.std() / picks.mean()) if picks.sum() else math.nan
 
 
-def _extras(results: Results, study: Study, members: Iterable[RunInfo]) -> dict[str, list[float | None]]:
-    if study.extra is None:
-        return {}
-    columns: dict[str, list[float | None]] = {}
-    for run in members:
-        for name, value in study.extra(results, run).items():
-            columns.setdefault(name, []).append(_number(value))
-    return columns
-
-
-def _mean_curve(curves: list[Curve]) -> dict[str, list[float]]:
-    """Return the mean over seeds at up to forty rounds that all seeds evaluated."""
-    # Seeds may have stopped at different rounds, and the curve would jump wherever one drops out of the mean.
-    common = curves[0].rounds
-    for curve in curves[1:]:
-        common = np.intersect1d(common, curve.rounds)
-    if not len(common):
-        return {"round": [], "accuracy": []}
-    at = common[np.unique(np.linspace(0, len(common) - 1, _POINTS).astype(int))]
-    rows: list[FloatArray] = [curve.accuracy[np.searchsorted(curve.rounds, at)] for curve in curves]
-    return {"round": (at + 1).tolist(), "accuracy": [round(float(x), 4) for x in np.mean(rows, axis=0)]}
-
-
 def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(float(value), 6)
-
-
-def _short(text: str) -> str:
-    """Put each list of plain values on one line, so that people can read and compare records."""
-    return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]) + "]", text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,12 @@ from rich.console import Console
 from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.registry import suggest
 from fedcohort.core.terminal import err, say
-from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically, write_json
 from fedcohort_bench.launch import Launcher
 from fedcohort_bench.papers.declare import Exhibit, Study
 from fedcohort_bench.papers.page import html_page, markdown
-from fedcohort_bench.papers.record import StudyRecord, record_of
+from fedcohort_bench.papers.record import NOT_RUN, StudyRecord, record_of
 from fedcohort_bench.papers.verdicts import to_dict
 
 FIRST_SEED = 100  # seeds 0 to 99 are for choosing parameters
@@ -86,12 +85,21 @@ def reproduce(
     console = console or err()
     launcher = Launcher(device=device, processes=processes, command=command, console=console, until=until)
     studies = {exhibit.study.name: exhibit.study for exhibit in exhibits}
-    _check_names(studies.values(), parts, labels)
+    tables = [(study, part, table) for study in studies.values() for part, table in study.parts.items()]
+    known_parts = dict.fromkeys(part for _, part, _ in tables)
+    known_labels = dict.fromkeys(label for *_, table in tables for label in table["selectors"])
+    for kind, names, known in (("part", parts, known_parts), ("method", labels, known_labels)):
+        for name in names:
+            if name not in known:
+                listed = ", ".join(known)
+                raise UnknownNameError(f"There is no {kind} {name!r}. Known: {listed}.", hint=suggest(name, known))
     end = "-quick" if quick else ""
     paths = {name: out / "records" / f"{name}{end}.json" for name in studies}
     records = {name: StudyRecord.read(paths[name], study) for name, study in studies.items()}
     finished = True
-    for study, part in _wanted_parts(studies.values(), parts, labels):
+    for study, part, table in tables:
+        if (parts and part not in parts) or (labels and not table["selectors"].keys() & labels):
+            continue
         path, record = paths[study.name], records[study.name]
         piece = _remaining_work(record, study, part, seeds, rounds, labels)
         if not piece.labels:
@@ -100,7 +108,8 @@ def reproduce(
         if time.monotonic() >= until:
             finished = False
             break
-        say(console, f"{study.name}, {part}: {', '.join(study.settings(part))}{_method_list(study, part, piece)}")
+        some = f"; {', '.join(piece.labels)}" if len(piece.labels) < len(table["selectors"]) else ""
+        say(console, f"{study.name}, {part}: {', '.join(study.settings(part))}{some}")
         finished, results = _run_part(study, part, piece, out, launcher, quick=quick, folder=folder)
         record.add(results)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,19 +118,6 @@ def reproduce(
             break
     files = [file for exhibit in exhibits for file in write_pages(exhibit, records[exhibit.study.name], out, end)]
     return Reproduction(finished, records, files)
-
-
-def _method_list(study: Study, part: str, piece: _Piece) -> str:
-    """Name the methods to run; empty if these are all methods of the part."""
-    return f"; {', '.join(piece.labels)}" if len(piece.labels) < len(study.parts[part]["selectors"]) else ""
-
-
-def _wanted_parts(studies: Iterable[Study], parts: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[Study, str]]:
-    """Yield the requested parts that have one of the requested methods; no names mean all."""
-    for study in studies:
-        for part, table in study.parts.items():
-            if (not parts or part in parts) and (not labels or table["selectors"].keys() & labels):
-                yield study, part
 
 
 def write_pages(exhibit: Exhibit, record: StudyRecord, out: Path, end: str = "") -> list[Path]:
@@ -133,18 +129,6 @@ def write_pages(exhibit: Exhibit, record: StudyRecord, out: Path, end: str = "")
     write_atomically(text, markdown(exhibit, record).encode())
     write_atomically(page, html_page(exhibit, record).encode())
     return [comparison, text, page]
-
-
-def _check_names(studies: Collection[Study], parts: Sequence[str], labels: Sequence[str]) -> None:
-    tables = [(part, table) for study in studies for part, table in study.parts.items()]
-    known_parts = dict.fromkeys(part for part, _ in tables)
-    known_labels = dict.fromkeys(label for _, table in tables for label in table["selectors"])
-    for kind, names, known in (("part", parts, known_parts), ("method", labels, known_labels)):
-        for name in names:
-            if name not in known:
-                raise UnknownNameError(
-                    f"There is no {kind} {name!r}. Known: {', '.join(known)}.", hint=suggest(name, known)
-                )
 
 
 @dataclass(frozen=True)
@@ -160,9 +144,6 @@ class _Piece:
     targets: Mapping[str, float] = field(default_factory=dict)
 
 
-_NOTHING: Mapping[str, Any] = {"seeds": (), "rounds": 0, "finished": False, "target": None, "labels": {}}
-
-
 def _remaining_work(
     record: StudyRecord, study: Study, part: str, seeds: int | None, rounds: int | None, labels: Sequence[str]
 ) -> _Piece:
@@ -174,7 +155,7 @@ def _remaining_work(
     selectors = study.parts[part]["selectors"]
     missing = [label for label in selectors if not labels or label in labels]
     baselines = {study.baseline, study.parts[part]["run"].get("baseline")}
-    recorded = {setting: record.settings.get(setting, _NOTHING) for setting in study.settings(part)}
+    recorded = {setting: record.settings.get(setting, NOT_RUN) for setting in study.settings(part)}
     size = _common_size(recorded, study, seeds, rounds)
     others = set().union(*(entry["labels"] for entry in recorded.values())) - {*missing, *baselines}
     targets = {}
@@ -288,18 +269,12 @@ def _run_part(
     # The folder's name has the rounds, because more seeds extend an experiment but more rounds need a new one.
     place = out / "runs" / ".".join([study.name, part, *(["quick"] if quick else []), f"r{table['run']['rounds']}"])
     began = time.monotonic()
-    finished = launcher.run(_begin_or_extend(table, place, launcher))
-    return finished, record_of(load(place), study, part, seconds=time.monotonic() - began, quick=quick)
-
-
-def _begin_or_extend(table: dict[str, Any], place: Path, launcher: Launcher) -> Simulation:
-    """Open the simulation of a folder and add the seeds and methods it lacks, or begin a new one."""
     if not (place / "meta.json").is_file():
-        return launcher.begin(table, place)
-    runs = load(place).runs
-    known = {run.label for run in runs}
-    missing = sorted({*table["seeds"]} - {run.seed for run in runs})
-    new = {label: how for label, how in table["selectors"].items() if label not in known}
-    if not missing and not new:
-        return launcher.resume(place)
-    return launcher.extend(place, missing or None, new)
+        simulation = launcher.begin(table, place)
+    else:
+        runs = load(place).runs
+        missing = sorted({*table["seeds"]} - {run.seed for run in runs})
+        new = {label: how for label, how in table["selectors"].items() if label not in {run.label for run in runs}}
+        simulation = launcher.extend(place, missing or None, new) if missing or new else launcher.resume(place)
+    finished = launcher.run(simulation)
+    return finished, record_of(load(place), study, part, seconds=time.monotonic() - began, quick=quick)

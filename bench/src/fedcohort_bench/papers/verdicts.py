@@ -17,9 +17,7 @@ from typing import Any
 from fedcohort_bench.papers.declare import (
     MEASURES,
     Beats,
-    Claim,
     Exhibit,
-    Grid,
     Labels,
     Near,
     Study,
@@ -111,15 +109,11 @@ def ratios(exhibit: Exhibit, record: StudyRecord) -> list[MarginComparison]:
         for setting in grid.published if grid.ours else ():
             for label in grid.labels:
                 published = order(grid, setting, grid.ours, label) if label != grid.ours else math.nan
-                if math.isnan(published):
-                    continue
-                pair = (grid.ours, label) if published > 0 else (label, grid.ours)
-                claim = Beats("", grid.measure, *pair, (setting,))
-                comparisons.append(
-                    _compare(
-                        claim, exhibit.study, record, setting, order(grid, setting, *pair), is_tie(grid, setting, *pair)
-                    )
-                )
+                if not math.isnan(published):
+                    pair = (grid.ours, label) if published > 0 else (label, grid.ours)
+                    claim, tie = Beats("", grid.measure, *pair, (setting,)), is_tie(grid, setting, *pair)
+                    margins = order(grid, setting, *pair)
+                    comparisons.append(_compare(claim, exhibit.study, record, setting, margins, tie))
     return comparisons
 
 
@@ -139,21 +133,23 @@ def _compare(
     claim: Beats, study: Study, record: StudyRecord, setting: str, published: float, tie: bool = False
 ) -> MarginComparison:
     """Compare two methods in one setting; of several labels only those that are trained on both sides count."""
+
+    def is_trained(label: str) -> bool:
+        mean = record.mean(setting, label, claim.measure)
+        return mean is None or mean[0] is None or mean[0] >= study.chance + ABOVE_CHANCE
+
     kind = MEASURES[claim.measure]
     better, worse, unclear = claim.better, claim.worse, ""
     if study.chance and not kind.ratio:
         sides = [(side,) if isinstance(side, str) else tuple(side) for side in (better, worse)]
         if len(sides[0]) == len(sides[1]):
-            pairs = [
-                pair
-                for pair in zip(*sides, strict=True)
-                if all(_is_trained(study, record, setting, label, claim.measure) for label in pair)
-            ]
+            pairs = [pair for pair in zip(*sides, strict=True) if all(map(is_trained, pair))]
             better, worse = (tuple(labels) for labels in zip(*pairs, strict=True)) if pairs else sides
             unclear = "" if pairs else "at chance"
     ours, theirs = (record.mean(setting, label, claim.measure) for label in (better, worse))
+    methods = (setting, claim.measure, claim.better, claim.worse, published)
     if ours is None or theirs is None:
-        return MarginComparison(setting, claim.measure, claim.better, claim.worse, published, math.nan, 0, 0, tie)
+        return MarginComparison(*methods, math.nan, 0, 0, tie)
     cost = heterogeneity_cost(study, record, setting, claim.measure)
     if cost < MIN_COST:
         unclear = f"costs only {cost:.1f} points"
@@ -161,49 +157,39 @@ def _compare(
     seeds = list(zip(*values, strict=False))
     wins = sum(margin(kind, one, other) > 0 for one, other in seeds)
     scaled = [None if mean[0] is None else kind.scale * mean[0] for mean in (ours, theirs)]
-    return MarginComparison(
-        setting,
-        claim.measure,
-        claim.better,
-        claim.worse,
-        published,
-        margin(kind, scaled[0], scaled[1]),
-        wins,
-        len(seeds),
-        tie,
-        unclear,
-    )
-
-
-def _is_trained(study: Study, record: StudyRecord, setting: str, label: str, measure: str) -> bool:
-    mean = record.mean(setting, label, measure)
-    return mean is None or mean[0] is None or mean[0] >= study.chance + ABOVE_CHANCE
+    return MarginComparison(*methods, margin(kind, scaled[0], scaled[1]), wins, len(seeds), tie, unclear)
 
 
 def judge(exhibit: Exhibit, record: StudyRecord) -> list[ClaimVerdict]:
     """Return the verdict on each claim; none of a trial, whose small data say nothing about the paper."""
-    return [] if record.trial else [_judge(claim, exhibit, record) for claim in exhibit.every_claim()]
+    verdicts = []
+    for claim in () if record.trial else exhibit.every_claim():
+        if isinstance(claim, Near):
+            text, (state, seen) = claim.text, _judge_nearness(claim, record)
+        else:
+            names = exhibit.study.names
+            sides = (names[s] if isinstance(s, str) else " and ".join(s) for s in (claim.better, claim.worse))
+            text = claim.text or f"{' beats '.join(sides)} in {MEASURES[claim.measure].title}."
+            state, seen = ("open", claim.untestable) if claim.untestable else _judge_order(claim, exhibit, record)
+        verdicts.append(ClaimVerdict(text, state, seen, exhibit.supplement or claim.supplement))
+    return verdicts
 
 
-def _judge(claim: Claim, exhibit: Exhibit, record: StudyRecord) -> ClaimVerdict:
-    supplement = exhibit.supplement or claim.supplement
-    if isinstance(claim, Near):
-        return _judge_nearness(claim, record, supplement)
-    text = claim.text or _sentence(exhibit, claim)
-    if claim.untestable:
-        return ClaimVerdict(text, "open", claim.untestable, supplement)
-    comparisons = [
-        _compare(claim, exhibit.study, record, setting, _published_margin(exhibit, claim, setting))
-        for setting in claim.settings
-    ]
+def _judge_order(claim: Beats, exhibit: Exhibit, record: StudyRecord) -> tuple[str, str]:
+    """Return the state of a claim that one method beats another, and the evidence."""
+    comparisons = []
+    for setting in claim.settings:
+        grids = (grid for grid in exhibit.grids if grid.measure == claim.measure and setting in grid.published)
+        published = next((order(grid, setting, claim.better, claim.worse) for grid in grids), math.nan)
+        comparisons.append(_compare(claim, exhibit.study, record, setting, published))
     judged = [ratio for ratio in comparisons if ratio.state not in ("not run", "open")]
     if claim.average and judged:
         mean = sum(ratio.ours for ratio in judged) / len(judged)
         detail = f"{mean:+.2f} points on average, ahead in {_evidence(judged)}"
-        return ClaimVerdict(text, "holds" if mean > 0 else "does not hold", detail, supplement)
-    state = _overall_state([ratio.state for ratio in comparisons])
+        return "holds" if mean > 0 else "does not hold", detail
     unclear = [f"{ratio.setting} {ratio.unclear}" for ratio in comparisons if ratio.unclear]
-    return ClaimVerdict(text, state, _evidence(judged) if judged else ", ".join(unclear), supplement)
+    state = _overall_state([ratio.state for ratio in comparisons])
+    return state, _evidence(judged) if judged else ", ".join(unclear)
 
 
 def _evidence(comparisons: Sequence[MarginComparison]) -> str:
@@ -216,7 +202,8 @@ def _evidence(comparisons: Sequence[MarginComparison]) -> str:
     return f"{text}; not in {', '.join(failed)}" if failed else text
 
 
-def _judge_nearness(claim: Near, record: StudyRecord, supplement: bool) -> ClaimVerdict:
+def _judge_nearness(claim: Near, record: StudyRecord) -> tuple[str, str]:
+    """Return the state of a claim that two methods are alike, and the evidence."""
     states, seen = [], []
     scale = MEASURES[claim.measure].scale
     for setting in claim.settings:
@@ -231,7 +218,7 @@ def _judge_nearness(claim: Near, record: StudyRecord, supplement: bool) -> Claim
             distance = shortfall if claim.one_sided else abs(difference)
             states.append("holds" if distance <= claim.within else "does not hold")
             seen.append(f"{setting} {difference:+.1f}")
-    return ClaimVerdict(claim.text, _overall_state(states), ", ".join(seen), supplement)
+    return _overall_state(states), ", ".join(seen)
 
 
 def _overall_state(states: Sequence[str]) -> str:
@@ -240,21 +227,6 @@ def _overall_state(states: Sequence[str]) -> str:
     if "does not hold" in states:
         return "does not hold"
     return "holds" if "holds" in states else "open"
-
-
-def _published_margin(exhibit: Exhibit, claim: Beats, setting: str) -> float:
-    for grid in exhibit.grids:
-        if grid.measure == claim.measure and setting in grid.published:
-            return order(grid, setting, claim.better, claim.worse)
-    return math.nan
-
-
-def _sentence(exhibit: Exhibit, claim: Beats) -> str:
-    names, kind = exhibit.study.names, MEASURES[claim.measure]
-    better, worse = (
-        names[side] if isinstance(side, str) else " and ".join(side) for side in (claim.better, claim.worse)
-    )
-    return f"{better} beats {worse} in {kind.title}."
 
 
 def count_verdicts(verdicts: Sequence[ClaimVerdict]) -> dict[str, int]:
@@ -269,12 +241,30 @@ def to_dict(exhibit: Exhibit, record: StudyRecord) -> dict[str, Any]:
     def rounded(value: float) -> float | str | None:
         return None if math.isnan(value) else "only one arrived" if math.isinf(value) else round(value, 4)
 
+    tables = []
+    for grid in exhibit.grids:
+        scale, cells = MEASURES[grid.measure].scale, []
+        for setting, figures in grid.published.items():
+            for label, figure in figures.items():
+                ours, std, seeds = record.mean(setting, label, grid.measure) or (None, math.nan, 0)
+                cells.append(
+                    {
+                        "setting": setting,
+                        "label": label,
+                        "published": None if figure is None else figure[0],
+                        "published_std": None if figure is None else figure[1],
+                        "ours": None if ours is None else round(scale * ours, 4),
+                        "our_std": None if math.isnan(std) else round(scale * std, 4),
+                        "seeds": seeds,
+                    }
+                )
+        tables.append({"measure": grid.measure, "cells": cells})
     return {
         "name": exhibit.name,
         "paper": exhibit.paper,
         "place": exhibit.place,
         "title": exhibit.title,
-        "tables": [_grid(grid, record) for grid in exhibit.grids],
+        "tables": tables,
         "ratios": [
             {
                 "setting": ratio.setting,
@@ -297,23 +287,3 @@ def to_dict(exhibit: Exhibit, record: StudyRecord) -> dict[str, Any]:
         "differences": list(exhibit.study.differences),
         "record": record.settings,
     }
-
-
-def _grid(grid: Grid, record: StudyRecord) -> dict[str, Any]:
-    scale = MEASURES[grid.measure].scale
-    cells = []
-    for setting, figures in grid.published.items():
-        for label, figure in figures.items():
-            mean = record.mean(setting, label, grid.measure)
-            cells.append(
-                {
-                    "setting": setting,
-                    "label": label,
-                    "published": None if figure is None else figure[0],
-                    "published_std": None if figure is None else figure[1],
-                    "ours": None if mean is None or mean[0] is None else round(scale * mean[0], 4),
-                    "our_std": None if mean is None or math.isnan(mean[1]) else round(scale * mean[1], 4),
-                    "seeds": 0 if mean is None else mean[2],
-                }
-            )
-    return {"measure": grid.measure, "cells": cells}
