@@ -149,11 +149,11 @@ def _apply(
     """
     pauses = {}
     for text in pause or ():
-        name, _, rounds = text.rpartition("=")
-        if not name or not rounds.isdecimal() or not 0 < int(rounds[:10]) < 10**9:
+        name, _, length = text.rpartition("=")
+        if not name or not length.isdecimal() or not 0 < int(length[:10]) < 10**9:
             example = "a client and a number of rounds, e.g. clinic-b=20"
             raise typer.BadParameter(f"--pause must be {example}. Got {text!r}.")
-        pauses[name] = int(rounds)
+        pauses[name] = int(length)
     order = Order(
         rules=None if file is None else _rules_in(file),
         block=block or [],

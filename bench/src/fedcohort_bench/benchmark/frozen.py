@@ -8,6 +8,7 @@ tag, and pieces can only be merged if they share one.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import inspect
@@ -27,7 +28,6 @@ from fedcohort.simulate.store.writer import write_json
 from fedcohort_bench.benchmark.suite import VERSION
 
 FILE = "frozen.json"
-_OURS = "fedcohort.selectors"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def merge_frozen(folders: Sequence[Path]) -> Frozen:
 
 
 def code_hash(cls: type, *more: str) -> str:
-    """Return the SHA-256 of a class's code: its files, and those of our selectors that they import."""
+    """Return the SHA-256 of a class's code, without comments and docstrings: its files, and ours that they import."""
     digest = hashlib.sha256("\0".join(more).encode())
     # Sorted by content, not by path: where the package is installed must not change the hash.
     for code in sorted(_code(content) for content in sources(cls)):
@@ -141,52 +141,36 @@ def _code(content: bytes) -> str:
     for node in ast.walk(ast.parse(content)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             text = node.body[0]
-            for row in range(text.lineno, (text.end_lineno or text.lineno) + 1):
-                lines[row - 1] = ""
+            lines[text.lineno - 1 : text.end_lineno] = [""] * ((text.end_lineno or text.lineno) - text.lineno + 1)
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def sources(cls: type) -> list[bytes]:
     """Return the contents of a class's files, and of those of our selectors that they import."""
-    paths = {
-        Path(inspect.getfile(base)) for base in cls.__mro__ if not base.__module__.startswith(("builtins", "typing"))
-    }
-    todo = [path for path in paths if path.is_file() and not _is_shared(path)]
+    root, standard = Path(fedcohort.__file__).parent, Path(ast.__file__).parent
+    modules = [base for base in cls.__mro__ if not base.__module__.startswith(("builtins", "typing"))]
+    todo = [
+        path
+        for path in {Path(inspect.getfile(base)) for base in modules}
+        # Not what the standard library has, or fedcohort outside the selectors.
+        if path.is_file() and path.parent != standard
+        if root not in path.parents or root / "selectors" in path.parents
+    ]
     seen: dict[Path, bytes] = {}
     while todo:
         path = todo.pop()
-        if path not in seen:
-            seen[path] = read_file(path)
-            todo += [imported for imported in _imports(seen[path]) if imported not in seen]
+        if path in seen:
+            continue
+        seen[path] = read_file(path)
+        names = set()  # ``from a import b`` may mean the module a.b
+        for node in ast.walk(ast.parse(seen[path])):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        for name in names:
+            with contextlib.suppress(ModuleNotFoundError):  # a function or class, not a module
+                spec = importlib.util.find_spec(name) if name.startswith("fedcohort.selectors.") else None
+                if spec is not None and spec.origin is not None:
+                    todo.append(Path(spec.origin))
     return list(seen.values())
-
-
-def _is_shared(path: Path) -> bool:
-    """Whether a file belongs to the standard library, or to fedcohort outside the selectors."""
-    root, standard = Path(fedcohort.__file__).parent, Path(ast.__file__).parent
-    return (root in path.parents and root / "selectors" not in path.parents) or path.parent == standard
-
-
-def _imports(content: bytes) -> list[Path]:
-    """Return the files of ``fedcohort.selectors`` that a source imports anywhere."""
-    files = (_module_file(name) for name in _imported_names(content) if name.startswith(f"{_OURS}."))
-    return [path for path in files if path is not None]
-
-
-def _imported_names(content: bytes) -> set[str]:
-    """Return every module that an import could mean: ``from a import b`` gives ``a`` and ``a.b``."""
-    names = set()
-    for node in ast.walk(ast.parse(content)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
-
-
-def _module_file(name: str) -> Path | None:
-    try:
-        spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # a function or class, not a module
-        return None
-    return None if spec is None or spec.origin is None else Path(spec.origin)

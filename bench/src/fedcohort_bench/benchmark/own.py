@@ -15,7 +15,6 @@ from fedcohort.simulate.data import Dataset, data_section
 from fedcohort.simulate.rounds.prepare import load_data, prepare
 from fedcohort_bench.benchmark.suite import (
     OWN_ROUNDS,
-    BenchmarkSetting,
     Size,
     experiment_table,
     settings_of,
@@ -50,7 +49,18 @@ def own_table(
     dataset = load_data(plan)
     natural = dataset.writers is not None
     size = own_size(dataset)
-    possible, reasons = _possible(settings_of(size, natural=natural), dataset, size, seeds)
+    possible, reasons = [], {}
+    for setting in settings_of(size, natural=natural):
+        one = experiment_table("bench-own", dataset, size, [setting], {}, seeds)
+        try:  # the federation, its first round's availability, and the views
+            prepared = prepare(Experiment.from_dict(one), "cpu")
+            for each, key in zip(prepared.experiment.plans, prepared.federation_keys, strict=True):
+                each.scenario.available(prepared.federations[key], seed=each.seed, round=0)
+                for view in () if each.scenario.shift is None else each.scenario.shift.views:
+                    seen(view, dataset.x_train[:1])
+            possible.append(setting)
+        except FedcohortError as error:
+            reasons[setting.name] = error.message
     for name in settings:
         if name in reasons:
             raise InputError(f"The setting {name!r} does not suit these data: {reasons[name]}")
@@ -67,20 +77,6 @@ def own_table(
     if reasons and not settings:
         notes.append(f"left out because the data do not allow them: {', '.join(reasons)} (--settings NAME says why)")
     return config, notes
-
-
-def _possible(
-    settings: Sequence[BenchmarkSetting], dataset: Dataset, size: Size, seeds: Sequence[int]
-) -> tuple[list[BenchmarkSetting], dict[str, str]]:
-    """Return the settings that the data allow, and the reason against each of the others, by name."""
-    possible, reasons = [], {}
-    for setting in settings:
-        try:
-            _check_setting(setting, dataset, size, seeds)
-            possible.append(setting)
-        except FedcohortError as error:
-            reasons[setting.name] = getattr(error, "message", str(error))
-    return possible, reasons
 
 
 def own_size(dataset: Dataset) -> Size:
@@ -105,7 +101,11 @@ def own_size(dataset: Dataset) -> Size:
         )
     samples = len(dataset.y_train)
     unit = dataset.classes + 2 * (dataset.classes // 2)  # one client for each rare class, three for every other class
-    clients = _drawn_clients(samples, unit) if dataset.writers is None else len(np.unique(dataset.writers))
+    if dataset.writers is not None:
+        clients = len(np.unique(dataset.writers))
+    else:  # about 24 samples each, in whole units
+        clients = min(100, max(10, samples // 24))
+        clients = max(unit * round(clients / unit), unit) if unit <= clients else clients
     each = samples // clients
     # Batches, cohorts and the model are those of built-in datasets of about this size.
     batch = 16 if each < 50 else 32 if each < 500 else 50
@@ -123,12 +123,6 @@ def own_size(dataset: Dataset) -> Size:
     )
 
 
-def _drawn_clients(samples: int, unit: int) -> int:
-    """Return the number of clients for data without owners: about 24 samples each, in whole units."""
-    target = min(100, max(10, samples // 24))
-    return max(unit * round(target / unit), unit) if unit <= target else target
-
-
 def data_title(data: Mapping[str, Any]) -> str:
     """Return a title for a section ``[data]``; a file never gets the name of one of the benchmark's datasets.
 
@@ -143,12 +137,3 @@ def data_title(data: Mapping[str, Any]) -> str:
         return str(data["name"])
     path = PurePath(data["path"])
     return path.name if path.suffix else f"{path.name}/"
-
-
-def _check_setting(setting: BenchmarkSetting, dataset: Dataset, size: Size, seeds: Sequence[int]) -> None:
-    """Raise an error if a federation, its first round's availability or a view of the setting cannot be built."""
-    prepared = prepare(Experiment.from_dict(experiment_table("bench-own", dataset, size, [setting], {}, seeds)), "cpu")
-    for plan, key in zip(prepared.experiment.plans, prepared.federation_keys, strict=True):
-        plan.scenario.available(prepared.federations[key], seed=plan.seed, round=0)
-        for view in () if plan.scenario.shift is None else plan.scenario.shift.views:
-            seen(view, dataset.x_train[:1])

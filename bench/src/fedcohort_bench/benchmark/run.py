@@ -81,38 +81,29 @@ def plan(
     baseline : str, optional
         One of the selectors to compare with, instead of uniform; such a result is no submission.
     """
-    chosen, rounds = _trial(seeds, quick)
+    chosen, rounds = (list(seeds)[:1], QUICK_ROUNDS) if quick else (list(seeds), 0)
+    notes: list[str] = []
     if not isinstance(data, str) or data not in DATASETS:
         config, notes = own_table(
             data, selectors, chosen, columns=columns, folder=folder, settings=settings, rounds=rounds
         )
-        return _with_baseline(config, baseline), notes
-    if columns:
+    elif columns:
         raise InputError(
             f"{' and '.join(columns)} name columns of a table of your own, but {data!r} is a dataset of the benchmark.",
             hint="name the file: --data people.csv",
         )
-    config = table(data, selectors, chosen, settings=settings, rounds=rounds)
-    if folder is not None:
-        config["data"]["folder"] = folder
-    return _with_baseline(config, baseline), []
-
-
-def _with_baseline(config: dict[str, Any], baseline: str | None) -> dict[str, Any]:
-    if baseline is None:
-        return config
-    if baseline not in config["selectors"]:
+    else:
+        config = table(data, selectors, chosen, settings=settings, rounds=rounds)
+        config["data"] |= {} if folder is None else {"folder": folder}
+    if baseline is not None:
         known = config["selectors"]
-        raise InputError(
-            f"The baseline {baseline!r} is not among the selectors: {', '.join(known)}.",
-            hint=suggest(baseline, known) or "add it to --selectors",
-        )
-    return {**config, "run": {**config["run"], "baseline": baseline}}
-
-
-def _trial(seeds: Sequence[int], quick: bool) -> tuple[list[int], int]:
-    """Return the seeds and rounds of a run; 0 stands for the suite's rounds."""
-    return (list(seeds)[:1], QUICK_ROUNDS) if quick else (list(seeds), 0)
+        if baseline not in known:
+            raise InputError(
+                f"The baseline {baseline!r} is not among the selectors: {', '.join(known)}.",
+                hint=suggest(baseline, known) or "add it to --selectors",
+            )
+        config["run"] |= {"baseline": baseline}
+    return config, notes
 
 
 def plan_time(
@@ -128,11 +119,10 @@ def plan_time(
 
     Parameters are those of :func:`plan`; ``regimes`` are kinds of availability.
     """
-    chosen, rounds = _trial(seeds, quick)
+    chosen, rounds = (list(seeds)[:1], QUICK_ROUNDS) if quick else (list(seeds), 0)
     pieces = timed.tables(data, selectors, chosen, regimes=regimes, rounds=rounds)
-    if folder is not None:
-        for config in pieces.values():
-            config["data"]["folder"] = folder
+    for config in pieces.values():
+        config["data"] |= {} if folder is None else {"folder": folder}
     return pieces
 
 
@@ -143,7 +133,7 @@ def begin(config: Mapping[str, Any], out: Path, launcher: Launcher) -> Simulatio
     return simulation
 
 
-def resume(out: Path, launcher: Launcher) -> Simulation:
+def _resume(out: Path, launcher: Launcher) -> Simulation:
     """Open a benchmark to continue it, unless its selectors have changed since it began."""
     simulation = launcher.resume(out)
     check_same(Frozen.read(out), Frozen.of(simulation.experiment), out)
@@ -157,20 +147,23 @@ def run_dataset(config: Mapping[str, Any], out: Path, launcher: Launcher) -> Sco
 
 def resume_dataset(out: Path, launcher: Launcher) -> Scores | None:
     """Continue the benchmark in a folder; return its scores, or None if it was stopped."""
-    return write_scores(out) if launcher.run(resume(out, launcher)) else None
+    return write_scores(out) if launcher.run(_resume(out, launcher)) else None
 
 
 def run_time(pieces: Mapping[str, Mapping[str, Any]], out: Path, launcher: Launcher) -> TimeScores | None:
     """Run the planned pieces of the suite "time", or continue them; return the scores, or None if they were stopped."""
-    finished = all(_play(config, out / name, launcher) for name, config in pieces.items())
-    return write_time_scores(out) if finished else None
+    if not all(_play(config, out / name, launcher) for name, config in pieces.items()):
+        return None
+    scores = score_time(*(load(out / piece) for piece in timed.PIECES))
+    _write(out, scores.to_dict(), timed_page.page(scores))
+    return scores
 
 
 def _play(config: Mapping[str, Any], out: Path, launcher: Launcher) -> bool:
     """Continue the benchmark in a folder, or begin it there; return whether it finished."""
     if not (out / "meta.json").is_file():
         return launcher.run(begin(config, out, launcher))
-    simulation = resume(out, launcher)
+    simulation = _resume(out, launcher)
     if to_toml(simulation.experiment.table) != to_toml(Experiment.from_dict(dict(config)).table):
         raise InputError(
             f"{out} holds a benchmark with other options, which cannot become this one.",
@@ -182,20 +175,13 @@ def _play(config: Mapping[str, Any], out: Path, launcher: Launcher) -> bool:
 def write_scores(*folders: Path, baseline: str | None = None) -> Scores:
     """Score a benchmark, or its pieces with different settings; write bench.json and bench.html to the first folder."""
     scores = score(*(load(folder) for folder in folders), baseline=baseline)
-    _write(folders[0], scores.to_dict(), lambda: page.page(scores))
+    _write(folders[0], scores.to_dict(), page.page(scores))
     return scores
 
 
-def write_time_scores(out: Path) -> TimeScores:
-    """Score the suite "time" in a folder; write bench.json and bench.html next to its pieces."""
-    scores = score_time(*(load(out / piece) for piece in timed.PIECES))
-    _write(out, scores.to_dict(), lambda: timed_page.page(scores))
-    return scores
-
-
-def _write(out: Path, scores: Mapping[str, Any], render: Callable[[], str]) -> None:
+def _write(out: Path, scores: Mapping[str, Any], html: str) -> None:
     write_atomically(out / "bench.json", (json.dumps(scores, indent=1) + "\n").encode())
-    write_atomically(out / "bench.html", render().encode())
+    write_atomically(out / "bench.html", html.encode())
 
 
 def read_scores(path: Path) -> Scores:
