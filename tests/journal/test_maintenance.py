@@ -321,6 +321,16 @@ def test_a_name_goes_from_conditions_and_lists_of_rules(tmp_path: Path) -> None:
         assert record.attributes()["cem"] == {"partner": stand_in, "benjamin": 1}
 
 
+def test_a_name_goes_from_texts_that_are_older_than_the_client(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    with Session("uniform", ["anna", "ben"], journal=path, rules=Rules(blocked=("zoe",))) as session:
+        session.abandon(session.ask(1).ticket, "we wait for Zoe")
+        session.join(ClientTable(names=["zoe"], sizes=[1]))
+        session.forget("zoe")
+        assert session.rules is not None and session.rules.blocked == ("forgotten-2",)
+    assert "zoe" not in everything(path).lower() and "we wait for forgotten-2" in everything(path)
+
+
 def test_every_event_and_key_of_a_journal_says_what_it_holds(tmp_path: Path) -> None:
     """An undeclared event counts as another program's, so one of our words in it could be taken for a name."""
     path = tmp_path / "run.sqlite"
