@@ -18,7 +18,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.core.terminal import Terminal, say
 from fedcohort.core.text import OneLine, escape_html, escape_label, printable
-from fedcohort.journal.exposition import exposition
+from fedcohort.report.exposition import exposition
 from fedcohort.session import Session
 from fedcohort.session.rules import Rules
 

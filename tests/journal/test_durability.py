@@ -22,10 +22,10 @@ from fedcohort.cli.app import app
 from fedcohort.core.errors import JournalError
 from fedcohort.core.protocol import RoundRequest
 from fedcohort.journal import Journal, database, is_blank, read_journal
-from fedcohort.journal.exposition import exposition
 from fedcohort.journal.lock import Lock
 from fedcohort.journal.opening import copy, snapshot
 from fedcohort.report.dashboard.sessions import JournalItem
+from fedcohort.report.exposition import exposition
 from fedcohort.report.why import explain
 from fedcohort.session.explain import explain_round
 from fedcohort.testing import ScriptedHost

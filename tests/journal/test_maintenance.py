@@ -24,11 +24,11 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest, Status, is_per_client
 from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
-from fedcohort.journal.exposition import METRICS, exposition
 from fedcohort.journal.forgetting import EVENTS, META, TextKind
 from fedcohort.journal.maintenance import tables
 from fedcohort.journal.presence import STATES, Presence
 from fedcohort.journal.schema import TABLES
+from fedcohort.report.exposition import METRICS, exposition
 from fedcohort.selectors import ActiveFL
 from fedcohort.session import Session
 from fedcohort.session.explain import explain_round

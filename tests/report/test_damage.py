@@ -16,11 +16,11 @@ from fastapi.testclient import TestClient
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
-from fedcohort.journal.exposition import exposition
 from fedcohort.report.dashboard import watcher as watching
 from fedcohort.report.dashboard.app import create_app
 from fedcohort.report.dashboard.server import check
 from fedcohort.report.dashboard.watcher import UNREADABLE, Watcher
+from fedcohort.report.exposition import exposition
 from fedcohort.session import Session
 from fedcohort.simulate.store.parts import ResultsError, part_bytes, read_part
 from fedcohort.simulate.store.results import load

@@ -23,31 +23,31 @@ from fedcohort.core.validate import array, input_error, instance, integer, listi
 
 _MAX_INDEX = 2**31 - 1  # clients or classes; compiled code and journals store indices as 32-bit integers
 _MAX_SAMPLES = 2.0**53  # larger whole numbers are not exact, and selectors may square and add sizes without overflow
+_MATRIX = "a matrix with one row per client, all rows of one length"
 _MAX_FACTOR = 2.0**60  # of an entry of a label factor, which may be noisy or centred
 
 
-def _check_sizes(name: str, array: FloatArray) -> None:
-    bad = ~((array >= 0) & (array <= _MAX_SAMPLES))
+def _sizes(what: str, values: ArrayLike, allowed: str, dimensions: int) -> FloatArray:
+    """Return numbers of samples, a row for each client, as a read-only array."""
+    sizes = numbers(values, what, allowed)
+    if sizes.ndim != dimensions:
+        raise InputError(f"{what} must be {allowed}. Got an array of shape {sizes.shape}.")
+    bad = ~((sizes >= 0) & (sizes <= _MAX_SAMPLES))
     if bad.any():
         first = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise InputError(
-            f"{name} must be from 0 to 2^53. Got {array[first]!r} for client {first[0]}"
-            f"{f' (and {int(bad.sum()) - 1} more)' if bad.sum() > 1 else ''}."
-        )
+        more = f" (and {int(bad.sum()) - 1} more)" if bad.sum() > 1 else ""
+        raise InputError(f"{what} must be from 0 to 2^53. Got {sizes[first]!r} for client {first[0]}{more}.")
+    return read_only(np.ascontiguousarray(sizes))  # so that sums round alike, as in a journal
 
 
-def _matrix(name: str, values: ArrayLike) -> FloatArray:
-    matrix = numbers(values, name, "a matrix with one row per client, all rows of one length")
+def _products(what: str, values: ArrayLike, most: float) -> FloatArray:
+    """Return a matrix of products of label counts, or a factor of it."""
+    matrix = numbers(values, what, _MATRIX)
     if matrix.ndim != 2:
-        raise InputError(f"{name} must be a matrix with one row per client. Got an array of shape {matrix.shape}.")
-    return read_only(np.ascontiguousarray(matrix))  # so that sums round alike, as in a journal
-
-
-def _products_matrix(name: str, values: ArrayLike, most: float) -> FloatArray:
-    matrix = _matrix(name, values)
+        raise InputError(f"{what} must be {_MATRIX}. Got an array of shape {matrix.shape}.")
     if not (np.abs(matrix) <= most).all():
-        raise InputError(f"{name} must be between -{most:.0e} and {most:.0e}. Got NaN, infinite or larger entries.")
-    return matrix
+        raise InputError(f"{what} must be between -{most:.0e} and {most:.0e}. Got NaN, infinite or larger entries.")
+    return read_only(np.ascontiguousarray(matrix))
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,7 @@ class LabelCounts:
     counts: FloatArray
 
     def __init__(self, counts: ArrayLike) -> None:
-        array = _matrix("label counts", counts)
-        _check_sizes("label counts", array)
-        object.__setattr__(self, "counts", array)
+        object.__setattr__(self, "counts", _sizes("label counts", counts, _MATRIX, 2))
 
     @property
     def classes(self) -> int:
@@ -90,7 +88,7 @@ class LabelFactor:
     classes: int
 
     def __init__(self, factor: ArrayLike, classes: int) -> None:
-        object.__setattr__(self, "factor", _products_matrix("label factor", factor, _MAX_FACTOR))
+        object.__setattr__(self, "factor", _products("label factor", factor, _MAX_FACTOR))
         object.__setattr__(self, "classes", integer(classes, "The number of classes", 1, _MAX_INDEX))
 
 
@@ -102,7 +100,7 @@ class LabelGram:
     classes: int
 
     def __init__(self, gram: ArrayLike, classes: int) -> None:
-        array = _products_matrix("label inner products", gram, _MAX_FACTOR**2)
+        array = _products("label inner products", gram, _MAX_FACTOR**2)
         if array.shape[0] != array.shape[1]:
             raise InputError(f"label inner products must be a square matrix. Got shape {array.shape}.")
         object.__setattr__(self, "gram", array)
@@ -120,7 +118,7 @@ class LabelGramRows:
     classes: int
 
     def __init__(self, rows: ArrayLike, classes: int) -> None:
-        array = _products_matrix("label inner products", rows, _MAX_FACTOR**2)
+        array = _products("label inner products", rows, _MAX_FACTOR**2)
         new = array.shape[0]
         if array.shape[1] < new:
             raise InputError(f"The rows of {new} new clients must have at least {new} columns. Got {array.shape}.")
@@ -134,14 +132,8 @@ LabelInfo = LabelCounts | LabelFactor | LabelGram
 def label_rows(labels: LabelInfo | LabelGramRows) -> FloatArray:
     """Return the matrix of any form of labels, one row per client."""
     match labels:
-        case LabelCounts():
-            return labels.counts
-        case LabelFactor():
-            return labels.factor
-        case LabelGram():
-            return labels.gram
-        case LabelGramRows():
-            return labels.rows
+        case LabelCounts(rows) | LabelFactor(rows) | LabelGram(rows) | LabelGramRows(rows):
+            return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +184,7 @@ class ClientTable:
         name_tuple = None if names is None else _names(names)
         if name_tuple is not None:
             counts["names"] = len(name_tuple)
-        size_array = None if sizes is None else _sizes(sizes)
+        size_array = None if sizes is None else _sizes("sizes", sizes, "one number per client", 1)
         if size_array is not None:
             counts["sizes"] = len(size_array)
         if labels is not None:
@@ -265,7 +257,6 @@ class ClientTable:
 
     def granting(self, signals: frozenset[Signal]) -> ClientTable:
         """Return a view of this table in which only ``signals`` can be read."""
-        instance(signals, frozenset, "'signals'", "a frozenset of signals")
         # The constructor would check everything again.
         view = object.__new__(ClientTable)
         for field in dataclasses.fields(self):
@@ -293,8 +284,6 @@ class ClientTable:
     def names_of(self, clients: IntArray) -> tuple[str, ...]:
         """Return the names of clients whose dense indices are known to be in range."""
         names = self._names
-        if not isinstance(clients, np.ndarray) or clients.ndim != 1 or clients.dtype.kind not in "iu":
-            raise input_error("'clients'", "an array of indices", clients)
         return tuple(map(str, clients.tolist()) if names is None else [names[client] for client in clients.tolist()])
 
     @cached_property
@@ -327,7 +316,11 @@ class ClientTable:
         if not isinstance(clients, np.ndarray):
             clients = listing(clients, "Clients", allowed)
             if any(isinstance(item, str) for item in clients):
-                return self._indices_of_names(clients)
+                names: Sequence[Any] = clients
+                if self._names is not None:
+                    with contextlib.suppress(KeyError, TypeError):  # the slower way below names the unknown client
+                        return read_only([self._index[name] for name in names], np.int64)
+                return read_only([self.index(name) for name in names], np.int64)
         values = array(clients, "Clients", f"a list of {allowed}")
         if values.size and values.dtype.kind not in "iu":
             raise input_error("Clients", f"a list of {allowed}", clients)
@@ -337,15 +330,8 @@ class ClientTable:
             raise UnknownNameError(f"There is no client {wrong}; the federation has clients 0 to {self.n - 1}.")
         return read_only(indices)
 
-    def _indices_of_names(self, names: Sequence[Any]) -> IntArray:
-        if self._names is not None:
-            with contextlib.suppress(KeyError, TypeError):  # the slower way below names the unknown client
-                return read_only([self._index[name] for name in names], np.int64)
-        return read_only([self.index(name) for name in names], np.int64)
-
     def differing(self, other: ClientTable) -> IntArray:
         """Return the clients for which two tables of one federation hold different facts."""
-        instance(other, ClientTable, "'other'")
         differ = np.full(self.n, self.signals != other.signals)
         if self._sizes is not None and other._sizes is not None:
             differ |= self._sizes != other._sizes
@@ -356,15 +342,33 @@ class ClientTable:
 
     def with_clients(self, other: ClientTable) -> ClientTable:
         """Return this table followed by the clients of ``other``, which must have the same kinds of facts."""
-        instance(other, ClientTable, "'other'")
         if self.signals != other.signals:
-            ours, theirs = (", ".join(map(str, sorted(table.signals))) or "none" for table in (self, other))
-            raise InputError(f"New clients must have the same facts as the others ({ours}). Got {theirs}.")
+            has, given = (", ".join(map(str, sorted(table.signals))) or "none" for table in (self, other))
+            raise InputError(f"New clients must have the same facts as the others ({has}). Got {given}.")
         if self._names is not None and other._names is None:
             raise InputError("New clients need names, because the others have names.")
         names = None if other._names is None else self.names + other._names
         sizes = None if self._sizes is None or other._sizes is None else np.concatenate([self._sizes, other._sizes])
-        labels = None if self._labels is None else _append_labels(self._labels, other._labels)
+        labels: LabelInfo | None = None
+        match self._labels, other._labels:
+            case None, _:
+                pass
+            case LabelCounts(ours), LabelCounts(theirs):
+                labels = LabelCounts(_stack_rows("label counts", ours, theirs))
+            case LabelFactor(ours, classes), LabelFactor(theirs):
+                labels = LabelFactor(_stack_rows("label factor", ours, theirs), classes)
+            case LabelGram(ours, classes), LabelGramRows(rows):
+                if rows.shape[1] != self.n + other.n:
+                    raise InputError(
+                        f"The rows of {other.n} clients that join {self.n} must have {self.n + other.n} columns. "
+                        f"Got {rows.shape[1]}."
+                    )
+                labels = LabelGram(np.block([[ours, rows[:, : self.n].T], [rows]]), classes)
+            case _:
+                raise InputError(
+                    "In a federation with a matrix of label inner products, new clients need rows of that matrix.",
+                    hint="give the new clients labels=LabelGramRows(...)",
+                )
         return ClientTable(names=names, sizes=sizes, labels=labels, n=self.n + other.n)
 
     def __repr__(self) -> str:
@@ -392,36 +396,6 @@ def _names(values: Sequence[str]) -> tuple[str, ...]:
         repeated = next(name for i, name in enumerate(names) if name in names[:i])
         raise InputError(f"Client names must be unique. Got {repeated!r} more than once.")
     return names
-
-
-def _sizes(values: ArrayLike) -> FloatArray:
-    sizes = read_only(numbers(values, "sizes", "one number per client"))
-    if sizes.ndim != 1:
-        raise InputError(f"sizes must be one number per client. Got shape {sizes.shape}.")
-    _check_sizes("sizes", sizes)
-    return sizes
-
-
-def _append_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGramRows | None) -> LabelInfo:
-    """Return the labels of a federation and of the clients that join it."""
-    match ours, theirs:
-        case LabelCounts(), LabelCounts():
-            return LabelCounts(_stack_rows("label counts", ours.counts, theirs.counts))
-        case LabelFactor(), LabelFactor():
-            return LabelFactor(_stack_rows("label factor", ours.factor, theirs.factor), ours.classes)
-        case LabelGram(), LabelGramRows():
-            rows, before, new = theirs.rows, len(ours.gram), len(theirs.rows)
-            if rows.shape[1] != before + new:
-                raise InputError(
-                    f"The rows of {new} clients that join {before} must have {before + new} columns. Got "
-                    f"{rows.shape[1]}."
-                )
-            return LabelGram(np.block([[ours.gram, rows[:, :before].T], [rows]]), ours.classes)
-        case _:
-            raise InputError(
-                "In a federation with a matrix of label inner products, new clients need rows of that matrix.",
-                hint="give the new clients labels=LabelGramRows(...)",
-            )
 
 
 def _stack_rows(name: str, ours: FloatArray, theirs: FloatArray) -> FloatArray:

@@ -76,28 +76,17 @@ class Presence:
         """Return the last heartbeat of a journal; None if there is none, or it cannot be read."""
         try:
             with open_file(_file(journal)) as file:
-                return cls._from_json(json.loads(file.read(_MAX_BYTES)))
+                body = json.loads(file.read(_MAX_BYTES))
+            kinds = {"since": float, "at": float, "generation": int, "offline_count": int}
+            found: dict[str, Any] = {key: kinds.get(key, str)(body[key]) for key in (*kinds, "state", "why", "host")}
+            for key in ("planned", "online"):
+                found[key] = None if body[key] is None else int(body[key])
+            offline = {str(name): float(since) for name, since in body["offline"].items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return None
-
-    @classmethod
-    def _from_json(cls, body: Mapping[str, Any]) -> Presence | None:
-        offline = {str(name): float(since) for name, since in body["offline"].items()}
-        numbers = [float(body["since"]), float(body["at"]), *offline.values()]
-        if body["state"] not in ("running", "waiting", "failed") or not all(map(math.isfinite, numbers)):
-            return None
-        return cls(
-            state=str(body["state"]),
-            since=float(body["since"]),
-            why=str(body["why"]),
-            at=float(body["at"]),
-            generation=int(body["generation"]),
-            planned=None if body["planned"] is None else int(body["planned"]),
-            online=None if body["online"] is None else int(body["online"]),
-            offline=offline,
-            offline_count=int(body["offline_count"]),
-            host=str(body["host"]),
-        )
+        known = found["state"] in ("running", "waiting", "failed")
+        finite = all(map(math.isfinite, (found["since"], found["at"], *offline.values())))
+        return cls(**found, offline=offline) if known and finite else None
 
     def write(self, journal: Path) -> None:
         """Write it next to the journal, replacing the last one; a link in its place is not followed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -100,7 +100,11 @@ class ReplyBlock:
     def decode(cls, ticket: int, at: float, late: bool, data: bytes) -> ReplyBlock:
         """Return the block whose columns :meth:`encode` wrote."""
         head, _, _ = data.partition(b"\n")
-        count, names, layouts = _read_head(head.decode().split(" "))
+        _, number, narrow, status_form, kept_form, *words = head.decode().split(" ")
+        count, names = int(number), [word[1:] for word in words]
+        # How each column is stored, and its type on disk and in memory.
+        layouts = [(_FULL, np.dtype(narrow), _CLIENT), (status_form, _STATUS, _STATUS), (kept_form, _KEPT, _KEPT)]
+        layouts += [(word[:1], _SINGLE if word.startswith(_SHORT) else _METRIC, _METRIC) for word in words]
         columns, offset = [], len(head) + 1
         for name, (form, stored, dtype) in zip(("", "", "", *names), layouts, strict=True):
             _, vector, width = name.partition(":")
@@ -128,17 +132,6 @@ class ReplyBlock:
                 self.clients.tolist(), self.status.tolist(), self.kept.tolist(), metrics, strict=True
             )
         ]
-
-
-_Layout = tuple[str, np.dtype[Any], np.dtype[Any]]  # how a column is stored, its type on disk and in memory
-
-
-def _read_head(words: list[str]) -> tuple[int, list[str], list[_Layout]]:
-    """Return the number of clients, the names of the metrics, and how each column is stored."""
-    _, count, narrow, status, kept, *metrics = words
-    layouts: list[_Layout] = [(_FULL, np.dtype(narrow), _CLIENT), (status, _STATUS, _STATUS), (kept, _KEPT, _KEPT)]
-    layouts += [(word[:1], _SINGLE if word.startswith(_SHORT) else _METRIC, _METRIC) for word in metrics]
-    return int(count), [word[1:] for word in metrics], layouts
 
 
 def _encode_column(column: AnyArray) -> tuple[str, bytes]:

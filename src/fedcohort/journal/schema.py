@@ -58,12 +58,15 @@ class _SqlTable:
 
     def to_stored_types(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return a row in the types that SQLite will return, so that its digest is the same when it is read."""
-        return tuple(
-            [
-                value if value is None or (type(value) is kind and kind is not float) else _sql_value(value, kind)
-                for value, kind in zip(values, self.types, strict=True)
-            ]
-        )
+        row = list(values)
+        for i, kind in enumerate(self.types):
+            value = row[i]
+            if value is None or (type(value) is kind and kind is not float):
+                continue
+            row[i] = kind(value)
+            if kind is float:  # SQLite stores -0.0 as 0.0, and NaN as NULL
+                row[i] = None if math.isnan(row[i]) else row[i] + 0.0
+        return tuple(row)
 
     def digest(self, salt: bytes, row: Sequence[Any]) -> bytes:
         """Return the digest of a row that :meth:`to_stored_types` returned or SQLite read."""
@@ -82,13 +85,6 @@ class _SqlTable:
                 shape.append(value)  # repr() keeps the type and every bit of a float
         contents.update(repr(shape).encode())
         return contents.digest()
-
-
-def _sql_value(value: Any, kind: type) -> Any:
-    if kind is not float:
-        return kind(value)
-    number = float(value) + 0.0  # SQLite stores -0.0 as 0.0
-    return None if math.isnan(number) else number  # and NaN as NULL
 
 
 TABLES = {

@@ -130,15 +130,11 @@ class Session:
         path = None if journal is None else check_journal_path(journal)
         clients = validation.as_table(clients)
         first = NextCohort(integer(seed, "'seed'", least=0), asynchronous=boolean(asynchronous, "'asynchronous'"))
-        supplied = None if signals is None else validation.as_signals(signals)
+        supplied = validation.as_signals(signals)
         _check_options(rules, commit, sign)
         boolean(audit, "'audit'")
-        selector, watching = adapt_all(
-            validation.as_selector(selector),
-            {} if shadows is None else validation.as_shadows(shadows),
-            clients,
-            supplied,
-        )
+        wanted = validation.as_shadows(shadows) or {}
+        selector, watching = adapt_all(validation.as_selector(selector), wanted, clients, supplied)
         validation.check_usable(selector, clients, supplied, first.asynchronous)
         for name, shadow in watching.items():
             validation.check_usable(shadow, clients, None, first.asynchronous, f"shadow {name!r}")
@@ -234,7 +230,7 @@ class Session:
         path = check_journal_path(path)
         _check_options(rules, commit, sign)
         selector = None if selector is None else validation.as_selector(selector)
-        wanted = None if shadows is None else validation.as_shadows(shadows)
+        wanted = validation.as_shadows(shadows)
         if at is not None:
             instance(at, Savepoint, "'at'")
         journal = Journal.open(path, commit, sign=_signer(sign))
@@ -361,8 +357,8 @@ class Session:
                 asynchronous=asynchronous,
             )
         selector, clients = validation.as_selector(selector), validation.as_table(clients)
-        supplied = None if signals is None else validation.as_signals(signals)
-        wanted = None if shadows is None else validation.as_shadows(shadows)
+        supplied = validation.as_signals(signals)
+        wanted = validation.as_shadows(shadows)
         journal = Journal.open(path, commit, sign=_signer(sign))
         with _closed_on_error(journal):
             check_same(journal, seed=seed, clients=clients, signals=supplied, audit=audit, asynchronous=asynchronous)
@@ -670,11 +666,8 @@ class Session:
         if report.complete:
             self._close(item, [news], host)
             return
-        with self._journal.event():
+        with self._event(host):
             self._add_replies([news])
-            self._save_host(host)
-        if host is not None:
-            self._host_state = host
         if len(news.clients):
             item.replies.append(news)
 
@@ -711,13 +704,9 @@ class Session:
             # Never issued, or still at work.
             if ticket >= self._next.ticket or ticket in self._pending:
                 raise TicketError(f"Ticket {ticket} has no reply to build a model from.")
-        with self._journal.event():
+        with self._event(host):
             self._journal.add_event(events.NEW_MODEL, {"round": self._next.round, "tickets": used})
-            self._save_host(host)
-        if host is not None:
-            self._host_state = host
         self._next = dataclasses.replace(self._next, round=self.round + 1, attempt=0)
-        self._prepared = None
         self._end_trial()
 
     def abandon(self, ticket: int, reason: str) -> None:
@@ -748,7 +737,7 @@ class Session:
             primary = primary.learn(cohort, replies)
         shadows, failed = self._shadows.learn(cohort, replies) if self._shadows.running else (self._shadows, {})
         journal, following = self._journal, self._next
-        with journal.event():
+        with self._event(host):
             self._add_replies(news)
             journal.close_cohort(cohort.ticket)
             self._save_states(primary, shadows)
@@ -762,12 +751,8 @@ class Session:
                 )
             if shadows.running or failed:
                 journal.set_meta("blind", shadows.blind)
-            self._save_host(host)
-        if host is not None:
-            self._host_state = host
         self._primary, self._shadows = primary, shadows
         del self._pending[cohort.ticket]
-        self._prepared = None
         if self._referee is not None:
             if abandoned is None:
                 self._referee.ledger.count_replies(cohort.ticket, cohort.clients, replies.status)
@@ -915,11 +900,11 @@ class Session:
         if rules.to_dict() == (before or Rules()).to_dict():
             return  # a restart with the same rules must not be recorded as a change
         referee = referee_from(rules, self.journal)
-        with self._journal.event():
+        with self._event():
             self._journal.set_meta("rules", rules.to_dict())
             since = {"round": self.round, "ticket": self._next.ticket, **({} if order is None else {"order": order})}
             self._journal.add_event(events.CHANGED, {**since, "rules": rules.to_dict()})
-        self._referee, self._prepared = referee, None
+        self._referee = referee
         log.info("the rules change from round %d on: %s", self.round, difference(before, rules))
 
     def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
@@ -931,10 +916,9 @@ class Session:
         # A host sends attributes with every heartbeat; only a change is an event.
         if self._referee is None or all(self._referee.attributes.get(name) == values for name, values in news.items()):
             return
-        with self._journal.event():
+        with self._event():
             self._journal.set_attributes({**self._referee.attributes, **news}, news)
         self._referee.set_attributes(news)
-        self._prepared = None
 
     # -- selectors ------------------------------------------------------------------------------------------------
 
@@ -956,7 +940,7 @@ class Session:
         on_trial = [name for name in self.shadows if self._trial is not None and name == self._trial.name]
         shadows = self._shadows.without(on_trial)
         since = {"round": self.round, "ticket": self._next.ticket, **({} if order is None else {"order": order})}
-        with self._journal.event():
+        with self._event():
             self._journal.drop_state(primary.name)
             self._journal.save_state(primary.name, primary.state)
             self._journal.add_event(
@@ -964,7 +948,7 @@ class Session:
             )
             reason = f"{selector_name(selector)} chooses from round {self.round} on"
             self._record_dropped(dict.fromkeys(on_trial, reason), shadows, "removed")
-        self._primary, self._shadows, self._prepared = primary, shadows, None
+        self._primary, self._shadows = primary, shadows
         self._changed_at = self._next.ticket
         log.info("from round %d on, %s chooses", self.round, selector_name(selector))
 
@@ -992,7 +976,7 @@ class Session:
 
     def add_shadow(self, name: str, shadow: Selector[Any] | str) -> None:
         """Add a shadow selector; it first learns from the recorded rounds."""
-        shadow = validation.as_shadows({text(name, "'name'"): shadow})[name]
+        (shadow,) = (validation.as_shadows({text(name, "'name'"): shadow}) or {}).values()
         validation.check_usable(shadow, self.table, None, self.asynchronous, f"shadow {name!r}")
         self._add_shadow(name, shadow, None)
 
@@ -1040,6 +1024,17 @@ class Session:
 
     # -- parts of an event --------------------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _event(self, host: Any = None) -> Iterator[None]:
+        """Record all writes inside, and what the host stores, or nothing; the next request is prepared anew."""
+        with self._journal.event():
+            yield
+            if host is not None:
+                self._journal.set_meta("host", host)
+        if host is not None:
+            self._host_state = host
+        self._prepared = None
+
     def _save_states(self, primary: StatefulSelector, shadows: Shadows) -> None:
         for one in (primary, *shadows.running.values()):
             self._journal.save_state(one.name, one.state)
@@ -1057,10 +1052,6 @@ class Session:
         for block in blocks:
             if len(block.clients):
                 self._journal.add_replies(block)
-
-    def _save_host(self, host: Any) -> None:
-        if host is not None:
-            self._journal.set_meta("host", host)
 
 
 def _check_options(rules: object, commit: object, sign: object) -> None:

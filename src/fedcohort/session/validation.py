@@ -49,8 +49,10 @@ def as_selector(value: object, what: str = "'selector'") -> Selector[Any]:
     return instance(value, Selector, what, "a Selector or the name of one")  # type: ignore[type-abstract]
 
 
-def as_shadows(value: object) -> dict[str, Selector[Any]]:
-    """Return shadow selectors by name."""
+def as_shadows(value: object) -> dict[str, Selector[Any]] | None:
+    """Return shadow selectors by name; None for None."""
+    if value is None:
+        return None
     if not isinstance(value, Mapping):
         raise input_error("'shadows'", "a mapping from names to selectors", value)
     for name in value:
@@ -76,9 +78,9 @@ def as_table(value: object) -> ClientTable:
         raise input_error("'clients'", "a number of clients, a list of their names, or a ClientTable", value) from error
 
 
-def as_signals(value: object) -> frozenset[Signal]:
-    """Return signals from signals or their names."""
-    return frozenset(Signal.by_name(item) for item in listing(value, "'signals'", "signals"))
+def as_signals(value: object) -> frozenset[Signal] | None:
+    """Return signals from signals or their names; None for None."""
+    return None if value is None else frozenset(map(Signal.by_name, listing(value, "'signals'", "signals")))
 
 
 def as_request(value: object) -> RoundRequest:

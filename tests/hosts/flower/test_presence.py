@@ -26,9 +26,9 @@ from fedcohort.core.errors import JournalError
 from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.hosts.flower import FederationTimeoutError, cohort_client
 from fedcohort.journal import read_journal
-from fedcohort.journal.exposition import exposition
 from fedcohort.journal.presence import MAX_OFFLINE, Presence, RunState, run_state
 from fedcohort.report.dashboard.watcher import Watcher
+from fedcohort.report.exposition import exposition
 from fedcohort.selectors import Uniform
 from fedcohort.session import Session
 

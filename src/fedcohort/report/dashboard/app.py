@@ -15,8 +15,8 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 
 from fedcohort.core.errors import FedcohortError
-from fedcohort.journal.exposition import CONTENT_TYPE, exposition
 from fedcohort.report.dashboard.watcher import WatchedItem, Watcher, plain_json
+from fedcohort.report.exposition import CONTENT_TYPE, exposition
 from fedcohort.report.render import render
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.text import escape_label
 from fedcohort.journal.events import ABANDONED, SHADOW
 from fedcohort.journal.presence import STATES, RunState, planned_rounds, run_state, run_state_before
-from fedcohort.journal.store import CohortRow, Journal, read_journal
+from fedcohort.journal.store import Journal, read_journal
 
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -61,10 +61,20 @@ def exposition(journals: Mapping[str, Path]) -> str:
 
     A journal that cannot be read now, because it is being created or is damaged, has no other numbers.
     """
+
+    def found(path: Path) -> Iterator[_Number]:
+        if not path.exists():
+            state = run_state_before(path)
+            yield from () if state is None else _run_numbers(state)
+            return
+        with closing(read_journal(path)) as journal:
+            yield from _run_numbers(run_state(journal))
+            yield from _journal_numbers(journal)
+
     samples: dict[str, list[_Sample]] = {name: [] for name in METRICS}
     for name, path in journals.items():
         try:
-            numbers = [(metric, labels, _format(value)) for metric, labels, value in _numbers(path)]
+            numbers = [(metric, labels, _format(value)) for metric, labels, value in found(path)]
         except Exception as error:  # damage may raise anything, and must not hide the other journals
             log.debug("the journal %s cannot be read: %s", name, error)
             numbers = []
@@ -79,17 +89,6 @@ def exposition(journals: Mapping[str, Path]) -> str:
             named = ",".join(f'{key}="{escape_label(value)}"' for key, value in labels.items())
             lines.append(f"{metric}{{{named}}} {number}")
     return "\n".join(lines) + "\n"
-
-
-def _numbers(path: Path) -> Iterator[_Number]:
-    if not path.exists():
-        state = run_state_before(path)
-        if state is not None:
-            yield from _run_numbers(state)
-        return
-    with closing(read_journal(path)) as journal:
-        yield from _run_numbers(run_state(journal))
-        yield from _journal_numbers(journal)
 
 
 def _run_numbers(run: RunState) -> Iterator[_Number]:
@@ -125,7 +124,16 @@ def _journal_numbers(journal: Journal) -> Iterator[_Number]:
     yield "fedcohort_cohorts_pending", {}, sum(row.told_at is None for row in cohorts)
     yield "fedcohort_clients", {}, int(active.sum())
     yield "fedcohort_clients_never_picked", {}, int((active & ~picked).sum())
-    yield from _newest_rounds(journal, cohorts, closed)
+    if cohorts:
+        yield "fedcohort_cohort_size", {}, len(cohorts[-1].clients)
+        yield "fedcohort_candidates", {}, cohorts[-1].n_candidates
+        for reason, count in Counter(journal.exclusions(cohorts[-1].ticket).values()).items():
+            yield "fedcohort_excluded", {"reason": reason}, count
+    if closed:
+        began, ended = closed[-1].asked_at, closed[-1].told_at
+        assert ended is not None
+        yield "fedcohort_round_duration_seconds", {}, ended - began
+        yield "fedcohort_last_round_timestamp_seconds", {}, ended
     # All reports, although a late client was counted as missing before: a counter must not decrease.
     statuses = Counter(status for block in journal.reply_blocks() for status in block.status.tolist())
     for status in Status:
@@ -137,20 +145,6 @@ def _journal_numbers(journal: Journal) -> Iterator[_Number]:
         newest.update({key: value for key, value in numbers.items() if value is not None})
     for key, value in newest.items():
         yield "fedcohort_model", {"metric": key}, value
-
-
-def _newest_rounds(journal: Journal, cohorts: Sequence[CohortRow], closed: Sequence[CohortRow]) -> Iterator[_Number]:
-    if cohorts:
-        newest = cohorts[-1]
-        yield "fedcohort_cohort_size", {}, len(newest.clients)
-        yield "fedcohort_candidates", {}, newest.n_candidates
-        for reason, count in Counter(journal.exclusions(newest.ticket).values()).items():
-            yield "fedcohort_excluded", {"reason": reason}, count
-    if closed:
-        last = closed[-1]
-        assert last.told_at is not None
-        yield "fedcohort_round_duration_seconds", {}, last.told_at - last.asked_at
-        yield "fedcohort_last_round_timestamp_seconds", {}, last.told_at
 
 
 def _format(value: float) -> str:
