@@ -6,6 +6,7 @@ classifier.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Losses, Trial
 from fedcohort.core.signals import LossMeasure, Signal, losses_of, vectors_of
 from fedcohort.core.validate import input_error, listing
-from fedcohort.hosts.wire import Attribute, Description, Value, plain
+from fedcohort.hosts.wire import Attribute, Description, Value, plain, report
 
 if TYPE_CHECKING:
     import torch
@@ -137,10 +138,6 @@ class Answers:
             values[signal] = self.reports[signal](*arguments)
         return values
 
-    def after_training(self, signals: frozenset[Signal]) -> bool:
-        """Whether :meth:`measure_trained` would return one of the signals."""
-        return bool(losses_of(signals, "own") or signals & self.reports.keys())
-
     def _losses(self, asked: Mapping[Signal, LossMeasure], arguments: tuple[Any, ...]) -> dict[Signal, Value]:
         """Return these losses of one model."""
         if not asked:
@@ -157,22 +154,41 @@ class Answers:
         return {signal: float(values[str(name)]) for signal, name in names.items()}
 
 
+class Measurement:
+    """What a client measures for the server while it trains one model.
+
+    Parameters
+    ----------
+    signals : set of Signal
+        What the server asks for.
+    received : object
+        The model before training.
+    *context
+        What the functions of ``answers`` get in addition to models.
+    """
+
+    def __init__(self, answers: Answers, signals: frozenset[Signal], received: Any, *context: Any) -> None:
+        self._answers = answers
+        self._signals = signals
+        self._received = received
+        self._context = context
+        self._values = answers.measure(signals, received, *context, received)
+        self._gradient = None
+        if vectors_of(signals, "gradient") and answers.gradient is not None:
+            self._gradient = plain(answers.gradient(received, *context))
+        self._begun = time.monotonic()  # only the training is timed, so that our questions make no client look slow
+
+    def report(self, name: str, trained: Callable[[], Any]) -> dict[str, Any]:
+        """Return the report after the training; ``trained`` returns the client's model, or None if it has none."""
+        seconds = time.monotonic() - self._begun
+        known_after = losses_of(self._signals, "own") or self._signals & self._answers.reports.keys()
+        if known_after and (model := trained()) is not None:
+            arguments = (model, *self._context, self._received)
+            self._values.update(self._answers.measure_trained(self._signals, *arguments))
+        return report(name, self._values, seconds, self._gradient)
+
+
 _LABELS = ("label", "labels", "target", "targets", "y")  # names of columns in datasets of Flower and Hugging Face
-
-
-def _samples_of(data: Any) -> tuple[Any, Any]:
-    """Return the inputs and labels of a pair, of a DataLoader, or of the first of several DataLoaders."""
-    if isinstance(data, (tuple, list)) and data and hasattr(data[0], "dataset"):
-        data = data[0]
-    if not hasattr(data, "dataset"):
-        inputs, labels = data
-        return inputs, labels
-    import torch
-
-    batches = [_batch(batch) for batch in data]
-    if not batches:
-        return torch.empty(0), torch.empty(0, dtype=torch.long)
-    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
 
 
 def _batch(batch: Any) -> tuple[Any, Any]:
@@ -199,7 +215,7 @@ class TorchMeasures:
     model : callable
         Returns a module whose ``state_dict`` fits the models of the federation.
     data : callable
-        Returns the client's training inputs and integer labels, or a DataLoader of them; see :func:`_samples_of`.
+        Returns the client's training inputs and integer labels, a DataLoader of them, or several DataLoaders.
     validation : callable, optional
         Returns the client's held-out inputs and labels.
     robust : LocalTraining, optional
@@ -298,7 +314,15 @@ class TorchMeasures:
     def _samples(self, source: Callable[[], Any]) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        x, y = _samples_of(source())
+        data = source()
+        if isinstance(data, (tuple, list)) and data and hasattr(data[0], "dataset"):
+            data = data[0]  # the first of several DataLoaders is for training
+        if hasattr(data, "dataset"):
+            batches = [_batch(batch) for batch in data]
+            nothing = torch.empty(0), torch.empty(0, dtype=torch.long)
+            x, y = map(torch.cat, zip(*batches, strict=True)) if batches else nothing
+        else:
+            x, y = data
         return torch.as_tensor(x).detach(), torch.as_tensor(y).detach().long()
 
     def _load_model(self, state: Mapping[str, Any]) -> torch.nn.Module:

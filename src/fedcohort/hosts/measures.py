@@ -136,37 +136,30 @@ class Measures:
         return np.stack(rows) if rows else np.empty((0, len(before)))
 
     @cached_property
-    def _gradients(self) -> FloatArray:
-        valid = [reply.gradient if reply.status is Status.OK else None for reply in self._replies]
-        width = next((len(gradient) for gradient in valid if gradient is not None), 0)
-        rows = [np.zeros(width) if gradient is None else gradient for gradient in valid]
-        return np.stack(rows) if rows else np.empty((0, width))
-
-    @cached_property
     def rows(self) -> IntArray:
         """(m,) the positions of the valid replies."""
         return np.arange(len(self.ok)) if self.all_ok else np.flatnonzero(self.ok)
 
     def column(self, signal: Signal) -> FloatArray:
         """(r,) one signal of all replies, or (r, V) if it is a vector; NaN if a reply is not valid."""
-        values = self._compute(signal.how, signal) if isinstance(signal.how, VectorOf) else self._collect(signal)
+        how = signal.how
+        if isinstance(how, VectorOf):
+            gradients = [reply.gradient for reply in self._replies]
+            rows = self.updates if how.vector == "update" else self._stack(gradients, 0.0, (0,))
+            # Only if needed, because a model without a recognisable output layer raises an error.
+            output = output_of(self._sent()) if needs_output_layer({signal}) else None
+            values = np.asarray(vector_signal(how, rows, self.ok, output, self._samples), np.float64)
+        else:
+            values = self._stack([reply.values.get(signal) for reply in self._replies], np.nan)
         return values if self.all_ok else np.where(self.ok if values.ndim == 1 else self.ok[:, None], values, np.nan)
 
-    def _compute(self, how: VectorOf, signal: Signal) -> FloatArray:
-        """Return what the server computes from updates or gradients."""
-        rows = self.updates if how.vector == "update" else self._gradients
-        # Only if needed, because a model without a recognisable output layer raises an error.
-        output = output_of(self._sent()) if needs_output_layer({signal}) else None
-        return np.asarray(vector_signal(how, rows, self.ok, output, self._samples), np.float64)
-
-    def _collect(self, signal: Signal) -> FloatArray:
-        """Return what clients reported; NaN, or a row of NaN, for a client that reported nothing."""
-        values = [reply.values.get(signal) if reply.status is Status.OK else None for reply in self._replies]
-        if any(value is None for value in values):
-            shape = next((np.shape(value) for value in values if value is not None), ())
-            missing = np.full(shape, np.nan)
-            values = [missing if value is None else value for value in values]
-        return np.array(values, np.float64)
+    def _stack(self, reported: Sequence[Value | None], missing: float, shape: tuple[int, ...] = ()) -> FloatArray:
+        """Return what clients reported, with ``missing`` for those without a valid reply or without a value."""
+        valid = [value if ok else None for value, ok in zip(reported, self.ok.tolist(), strict=True)]
+        shape = next((np.shape(value) for value in valid if value is not None), shape)
+        empty = np.full(shape, missing)
+        rows = [empty if value is None else value for value in valid]
+        return np.array(rows, np.float64).reshape(len(rows), *shape)
 
     def common_signals(self) -> frozenset[Signal]:
         """Return the signals that every valid reply contains in the same shape, even if they were not asked for."""

@@ -14,7 +14,6 @@ An Executor is wrapped instead: ``CohortExecutor(MyExecutor())``. Its method ``a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +27,13 @@ from nvflare.apis.signal import Signal as AbortSignal
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedcohort.core.arrays import FloatArray
-from fedcohort.core.signals import Signal, vectors_of
-from fedcohort.hosts.answers import Answers, Facts, TorchMeasures
+from fedcohort.hosts.answers import Answers, Facts, Measurement, TorchMeasures
 from fedcohort.hosts.flare.wire import DESCRIBE, LOSSES
 from fedcohort.hosts.wire import (
     RECORD,
     SEED,
     WORK,
     Attribute,
-    Value,
     asked_signals,
     plain,
     report,
@@ -113,11 +109,8 @@ class _Respondent:
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._asked: frozenset[Signal] = frozenset()
         self._received: Params = {}
-        self._values: dict[Signal, Value] = {}
-        self._gradient: FloatArray | None = None
-        self._begun = 0.0
+        self._measurement: Measurement
 
     def answer(self, task: str, model: FLModel) -> FLModel | None:
         """Return the answer to a question of fedcohort, or None for any other task."""
@@ -133,24 +126,22 @@ class _Respondent:
 
     def begin(self, model: FLModel) -> None:
         """Measure the received model and start the clock."""
-        self._asked = asked_signals(_ours(model))
+        asked = asked_signals(_ours(model))
         # A copy, because scripts train in place, and FLARE drops the model that it passed on.
-        self._received = {key: np.array(plain(value)) for key, value in model.params.items()} if self._asked else {}
-        self._values = self._answers.measure(self._asked, self._received, self._received)
-        self._gradient = None
-        if vectors_of(self._asked, "gradient") and self._answers.gradient is not None:
-            self._gradient = plain(self._answers.gradient(self._received))
-        self._begun = time.monotonic()
+        received = {key: np.array(plain(value)) for key, value in model.params.items()} if asked else {}
+        self._received = received
+        self._measurement = Measurement(self._answers, asked, received)
 
     def end(self, model: FLModel) -> None:
         """Measure the trained model, and write everything into the reply."""
-        seconds = time.monotonic() - self._begun
-        if self._answers.after_training(self._asked) and model.params:
-            trained = {key: np.asarray(plain(value)) for key, value in model.params.items()}
+
+        def trained() -> Params | None:
+            params = {key: np.asarray(plain(value)) for key, value in (model.params or {}).items()}
             if model.params_type == "DIFF":
-                trained = {key: self._received[key] + value for key, value in trained.items()}
-            self._values.update(self._answers.measure_trained(self._asked, trained, self._received))
-        model.meta = {**(model.meta or {}), RECORD: report("", self._values, seconds, self._gradient)}
+                params = {key: self._received[key] + value for key, value in params.items()}
+            return params or None
+
+        model.meta = {**(model.meta or {}), RECORD: self._measurement.report("", trained)}
 
 
 def _ours(model: FLModel) -> Mapping[str, Any]:

@@ -13,7 +13,6 @@ nothing changes.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,20 +23,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from flwr.clientapp import ClientApp
 
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError
-from fedcohort.core.signals import Signal, vectors_of
+from fedcohort.core.signals import Signal
 from fedcohort.core.validate import instance
 from fedcohort.hosts.answers import Answers as AnyAnswers
-from fedcohort.hosts.answers import Facts, TorchMeasures
+from fedcohort.hosts.answers import Facts, Measurement, TorchMeasures
 from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES, only_arrays
 from fedcohort.hosts.wire import (
     COMMITMENT,
     CONFIRMATION,
     RECORD,
     Attribute,
-    Value,
     asked_signals,
     normal_form,
-    plain,
     report,
 )
 from fedcohort.privacy.scheme import LabelSeal
@@ -188,21 +185,13 @@ class _CohortClient(ClientApp):
         received = only_arrays(message.content)
         # Removed, because some of Flower's mods refuse a message with a second ConfigRecord.
         message.content = RecordDict({k: v for k, v in message.content.items() if k != RECORD})
-        values: dict[Signal, Value] = {}
-        gradient = None
-        if received is not None:
-            values.update(self._answers.measure(signals, received, context, received))
-            if vectors_of(signals, "gradient") and self._answers.gradient is not None:
-                gradient = plain(self._answers.gradient(received, context))
-        # Only the app is timed, so that our own questions do not make a client look slow.
-        begun = time.monotonic()
+        asked = signals if received is not None else frozenset[Signal]()
+        measurement = Measurement(self._answers, asked, received, context)
         reply = self._app(message, context)
-        seconds = time.monotonic() - begun
         if reply.has_content():
             trained = only_arrays(reply.content)
-            if trained is not None and received is not None:
-                values.update(self._answers.measure_trained(signals, trained, context, received))
-            reply.content[RECORD] = ConfigRecord(report(self._answers.name(context), values, seconds, gradient))
+            report = measurement.report(self._answers.name(context), lambda: trained)
+            reply.content[RECORD] = ConfigRecord(report)
         return reply
 
     def _confirm(self, confirm: Callable[[Context, bytes], str], confirmation: object, context: Context) -> None:

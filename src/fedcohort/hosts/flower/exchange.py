@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -183,13 +183,9 @@ def exchange(
     outbox: Outbox, messages: Mapping[str, Message], deadline: float, outstanding: OutstandingReplies
 ) -> dict[str, GridReply]:
     """Send one message per name and return the replies within ``deadline`` seconds, by name; the rest stays open."""
+    for message in messages.values():  # a node that returns much later must not answer what nobody asks any more
+        message.metadata.ttl = 2 * deadline
     outbox.send(messages)
     replies = {reply.name: reply for reply in outbox.gather(deadline)}
     outstanding.add(outbox, {name: message.metadata.dst_node_id for name, message in messages.items()})
     return replies
-
-
-def with_ttl(messages: Iterable[Message], seconds: float) -> None:
-    """Let messages expire, so that a node that returns much later does not train a model that nobody needs."""
-    for message in messages:
-        message.metadata.ttl = seconds

@@ -211,7 +211,7 @@ class Population:
             else:
                 longest, silent = min(_SETTLE, self._patience), join_names(self._roster.silent)
                 waiting = (
-                    f"{len(online)} clients can take part, {count} are needed; waits at most {longest:g} s for nodes "
+                    f"{len(online)} clients can take part, {count} are needed; at most {longest:g} s for nodes "
                     f"that have not identified themselves: {silent}"
                 )
             self._waits(waiting)
@@ -463,7 +463,7 @@ class Population:
         content = RecordDict({"arrays": arrays, RECORD: ConfigRecord(question(signals))})
         online = self.online
         messages = {
-            name: Message(content, dst_node_id=online[name].node, message_type=LOSSES, ttl=2 * deadline)
+            name: Message(content, dst_node_id=online[name].node, message_type=LOSSES)
             for name in names
             if name in online and Losses.needs in online[name].description.signals
         }

@@ -26,7 +26,7 @@ from fedcohort.core.signals import TABLE_SIGNALS, OnServer, Signal, metrics_of, 
 from fedcohort.core.text import join_names, shorten
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.flower.averaging import Average, aggregate, error_text, with_integers
-from fedcohort.hosts.flower.exchange import Outbox, exchange, with_ttl
+from fedcohort.hosts.flower.exchange import Outbox, exchange
 from fedcohort.hosts.flower.logs import log_corrections, log_failures, say
 from fedcohort.hosts.flower.metrics import common_metrics, scalars
 from fedcohort.hosts.flower.population import Population
@@ -357,7 +357,15 @@ class LiveRun(Host):
         self.result.arrays = self.arrays
         recorded = session.journal.metrics()
         for round_, numbers in recorded.items():
-            self._add_result(round_ + 1, numbers)
+            # The prefix says who measured a number.
+            for prefix, records in (
+                ("train/", self.result.train_metrics_clientapp),
+                ("evaluate/", self.result.evaluate_metrics_clientapp),
+            ):
+                if by_clients := {k[len(prefix) :]: v for k, v in numbers.items() if k.startswith(prefix)}:
+                    records[round_ + 1] = MetricRecord({**by_clients})
+            if at_server := {key: value for key, value in numbers.items() if "/" not in key}:
+                self.result.evaluate_metrics_serverapp[round_ + 1] = MetricRecord({**at_server})
         if session.round == 0:
             self._evaluate_at_server(0, self.arrays)
             return
@@ -365,18 +373,6 @@ class LiveRun(Host):
         evaluated = any(not key.startswith("train/") for key in recorded.get(session.round - 1, {}))
         if between_rounds and self.population.online and not evaluated:
             self._evaluate(session.round - 1)  # the run was interrupted before this was recorded
-
-    def _add_result(self, server_round: int, numbers: Mapping[str, float]) -> None:
-        """Add a round's recorded numbers to Flower's result; the prefix says who measured them."""
-        for prefix, records in (
-            ("train/", self.result.train_metrics_clientapp),
-            ("evaluate/", self.result.evaluate_metrics_clientapp),
-        ):
-            metrics = {key[len(prefix) :]: value for key, value in numbers.items() if key.startswith(prefix)}
-            if metrics:
-                records[server_round] = MetricRecord({**metrics})
-        if at_server := {key: value for key, value in numbers.items() if "/" not in key}:
-            self.result.evaluate_metrics_serverapp[server_round] = MetricRecord({**at_server})
 
     def stop(self) -> str | None:
         """Ask ``should_stop`` once after each round; a continued run asks again about its last one."""
@@ -451,7 +447,8 @@ class LiveRun(Host):
             work={} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True)),
             confirmations=self.population.confirmations(cohort.names),
         )
-        with_ttl(self._sent.values(), self.deadline + max(self.deadline, LATE_GRACE_SECONDS))
+        for message in self._sent.values():
+            message.metadata.ttl = self.deadline + max(self.deadline, LATE_GRACE_SECONDS)
         refused = outbox.send(self._sent)
         reasons = {name: "not online" for name in cohort.names if name not in online}
         return reasons | dict.fromkeys(refused, "the SuperLink did not accept the message")
@@ -715,7 +712,6 @@ class LiveRun(Host):
         nodes = [card.node for card in chosen.values()]
         by_node = self.wrapped.configure_evaluate(server_round, self.arrays, config, self.grid, nodes)
         messages = {name: by_node[card.node] for name, card in chosen.items() if card.node in by_node}
-        with_ttl(messages.values(), 2 * self.deadline)
         replies = exchange(self._outbox(), messages, self.deadline, self.outstanding)
         valid = {}
         for name in messages:
@@ -787,7 +783,6 @@ class LiveRun(Host):
             work={},
             confirmations=self.population.confirmations(list(cards)),
         )
-        with_ttl(messages.values(), 2 * self.deadline)
         replies = exchange(self._outbox(), messages, self.deadline, self.outstanding)
         checked = self._checks(self.arrays).check_all(replies[name] for name in cards if name in replies)
         models = [reply for reply in self._bound(checked)[0] if reply.status is _OK]
