@@ -396,9 +396,9 @@ def test_a_resumed_simulation_has_the_same_deadlines(tmp_path: Path) -> None:
 
 def test_two_deadlines_are_refused() -> None:
     table = {**TABLE, "scenario": {**TABLE["scenario"], "deadline": 3.0}}
-    with pytest.raises(InputError, match=r"two deadlines: run.deadline is 'auto', scenario.deadline is 3 s"):
+    with pytest.raises(InputError, match="two deadlines"):
         prepare(Experiment.from_dict(table), "cpu")
-    with Session("uniform", clients=4) as session, pytest.raises(ParameterError, match="how long clients have taken"):
+    with Session("uniform", clients=4) as session, pytest.raises(ParameterError, match="pace"):
         Round(session, Policy(size=2, deadline="auto"))
     with pytest.raises(ParameterError, match=r"'deadline'.*'soon'"):
         Policy(deadline="soon")  # type: ignore[arg-type]

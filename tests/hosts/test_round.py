@@ -229,7 +229,7 @@ def test_a_round_with_an_empty_cohort_passes_without_a_message() -> None:
     host = Alone(NAMES)
     with session_of(rules=Rules(max_participations=1)) as session:
         # Everybody takes part once. Then the rules admit nobody, and the run waits until its patience ends.
-        with pytest.raises(FederationTimeoutError, match="rules have admitted nobody"):
+        with pytest.raises(FederationTimeoutError, match="rules"):
             play(host, session, Policy(size=6, patience=3.0), rounds=3)
         assert session.round == 1
     with session_of(First(stop_at=0)) as session:

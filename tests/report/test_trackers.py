@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import fedcohort as fc
 from fedcohort.cli.app import app
 from fedcohort.core.errors import MissingExtraError, UnknownNameError
-from fedcohort.hosts.run_record import record_end
+from fedcohort.hosts.live_run import record_end
 from fedcohort.report.trackers import TrackerError, numbers, track_journal, tracker
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.store.results import RunInfo

@@ -291,7 +291,7 @@ def test_under_privacy_no_release_is_short_of_a_client(kit: Any, tmp_path: Path,
         def start(self, *args: Any, **kwargs: Any) -> Any:
             raise AssertionError("never called")
 
-    with pytest.raises(InnerStrategyError, match=r"Own has a start\(\) of its own"):
+    with pytest.raises(InnerStrategyError, match="start"):
         fleet.strategy("fedacs", Private(Own(), 0.1, 10.0, 3), journal=journal)
     assert not journal.exists()
 

@@ -116,14 +116,14 @@ def test_nothing_changes_for_a_server_that_does_not_ask(kit: Any) -> None:
 
 def test_what_a_client_cannot_measure_is_an_error(kit: Any) -> None:
     app = cohort_client(kit.client_app(), kit.ANSWERS)
-    with pytest.raises(InputError, match="cannot measure validation-loss"):
+    with pytest.raises(InputError, match="validation-loss"):
         app(ask(LOSSES, Signal.VALIDATION_LOSS, arrays=kit.model()), context(**{"partition-id": 1}))
     with pytest.raises(InputError, match="exactly one model"):
         app(ask(LOSSES, Signal.LOSS), context(**{"partition-id": 1}))
     broken = cohort_client(kit.client_app(), Answers(losses=lambda a, c, r: {"lost": 1.0}))
     with pytest.raises(InputError, match="lacks 'loss'"):
         broken(ask(LOSSES, Signal.LOSS, arrays=kit.model()), context())
-    with pytest.raises(InputError, match=r"signals of Answers.*DURATION"):
+    with pytest.raises(InputError, match="DURATION"):
         Answers(signals=frozenset({Signal.DURATION}))
 
 

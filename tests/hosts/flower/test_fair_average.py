@@ -366,7 +366,7 @@ def test_a_bound_on_updates_holds_under_any_strategy_and_only_where_it_makes_sen
         fleet.grid, kit.model(), num_rounds=2
     )
     assert abs(value(result)) < 2
-    with pytest.raises(ParameterError, match=r"'max_update_norm'.*FedXgbBagging adds trees"):
+    with pytest.raises(ParameterError, match="trees"):
         fleet.strategy("all", FedXgbBagging(), max_update_norm=1.0)
     for bad in (0, -1.0, math.nan, math.inf, "1"):
         with pytest.raises(ParameterError, match="'max_update_norm'"):

@@ -126,7 +126,7 @@ def test_registered_nodes_only_and_nobody_is(fleet: Any, kit: Any) -> None:
     strategy = fleet.strategy("uniform", FedAvg(), cohort_size=2, registered_only=True, patience=20.0)
     with pytest.raises(FederationTimeoutError, match=r"6 nodes.*: client-0, client-1"):
         strategy.start(fleet.grid, kit.model(), num_rounds=1)
-    with pytest.raises(ParameterError, match="'registered_only' parameter of CohortStrategy must be True or False"):
+    with pytest.raises(ParameterError, match="registered_only"):
         fleet.strategy("uniform", registered_only="yes")
 
 

@@ -86,7 +86,7 @@ def test_a_client_reports_by_name_what_only_it_knows(empty_fleet: Any, kit: Any,
 def test_clients_that_cannot_report_it_are_named_with_the_signal(empty_fleet: Any, kit: Any) -> None:
     empty_fleet.fill(2)
     strategy = empty_fleet.strategy(own.Gentle(), FedAvg(fraction_evaluate=0.0), patience=5.0)
-    with pytest.raises(SignalError, match="'battery-used' is percent of the battery") as caught:
+    with pytest.raises(SignalError, match="battery-used") as caught:
         strategy.start(empty_fleet.grid, kit.model(), num_rounds=1)
     assert "fc.flower.cohort_client" in caught.value.hint and not empty_fleet.trained()
 
@@ -97,7 +97,7 @@ def test_a_report_of_a_signal_that_is_measured_elsewhere_is_refused() -> None:
             Answers(reports={signal: lambda *arguments: 1.0})
     with pytest.raises(InputError, match="'battery-usde'"):
         Answers(reports={"battery-usde": lambda *arguments: 1.0})
-    with pytest.raises(InputError, match=r"'battery-used'.*function"):
+    with pytest.raises(InputError, match="function"):
         Answers(reports={"battery-used": 3.0})
 
 

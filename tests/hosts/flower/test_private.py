@@ -420,7 +420,7 @@ def test_noise_and_the_ledger_at_the_client(empty_fleet: Any, kit: Any, tmp_path
     assert private_answers.losses is not None
     for _ in range(2):
         assert np.isfinite(private_answers.losses(arrays, context, arrays)["loss"])
-    with pytest.raises(PermissionError, match="does not cover another release of 'loss'"):
+    with pytest.raises(PermissionError, match="another release"):
         private_answers.losses(arrays, context, arrays)
 
 

@@ -261,7 +261,7 @@ def test_nobody_is_blamed_for_weights_that_all_differ(empty_fleet: Any, kit: Any
     for number in range(4):
         empty_fleet.grid.add(empty_fleet.node(number))
     inner = FIXED(base(), 0.1, 5.0, 4, accountant=accountant())
-    with pytest.raises(RoundError, match="requires equal client weights"):
+    with pytest.raises(RoundError, match="equal"):
         empty_fleet.strategy("uniform", inner, tries=2).start(empty_fleet.grid, kit.model(counter=False), num_rounds=1)
 
 

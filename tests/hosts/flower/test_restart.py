@@ -178,7 +178,7 @@ def test_memory_names_what_it_cannot_keep(kit: Any, caplog: Any) -> None:
     assert other.temperature == 0.5
     np.testing.assert_array_equal(other.moments[1], np.ones((2, 2)))
     np.testing.assert_array_equal(other.anchor["bias"].numpy(), kit.model(2.0)["bias"].numpy())
-    with pytest.raises(InnerStrategyError, match="2 or more strategies around each other"):
+    with pytest.raises(InnerStrategyError, match="2 or more"):
         StrategyState(WrappedStrategy(other)).restore({"1.m_t": {"kind": "plain", "value": 1}}, {})
 
 

@@ -584,9 +584,9 @@ def test_a_selector_can_end_the_run(fleet: Any, kit: Any) -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ParameterError, match="'size' parameter of Policy must be None or an integer"):
+    with pytest.raises(ParameterError, match="'size'"):
         CohortStrategy("uniform", policy=Policy(size=0))
-    with pytest.raises(ParameterError, match="'deadline'"):
+    with pytest.raises(ParameterError, match="deadline"):
         CohortStrategy("uniform", policy=Policy(deadline=0.0))
     with pytest.raises(ParameterError, match="fraction_train=0"):
         CohortStrategy("uniform", FedAvg(fraction_train=0.0))

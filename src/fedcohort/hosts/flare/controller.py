@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client
@@ -28,6 +29,7 @@ from fedcohort.hosts.checkpoint import CheckpointFiles
 from fedcohort.hosts.flare.replies import arrays_of
 from fedcohort.hosts.flare.run import Aborted, FlareRun, TaskMessage
 from fedcohort.hosts.flare.wire import TICKET
+from fedcohort.hosts.live_run import RunSettings
 from fedcohort.hosts.round import Policy
 from fedcohort.journal.lock import check_journal_path
 from fedcohort.session.rules import Rules
@@ -117,31 +119,37 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self.persistor_id = persistor_id
         self.keep_checkpoints = keep_checkpoints
         # Created here, so that mistakes are found when the job is written and not when it runs.
-        self.selector_: Selector[Any] = SELECTORS.create(selector, **(selector_params or {}))
-        if any(isinstance(signal.how, OnServer) for signal in self.selector_.requires):
+        chosen: Selector[Any] = SELECTORS.create(selector, **(selector_params or {}))
+        if any(isinstance(signal.how, OnServer) for signal in chosen.requires):
             raise ParameterError(
                 f"The selector {selector!r} needs data at the server, which a FLARE job does not have."
             )
-        self.shadows_ = {label: SELECTORS.create(name) for label, name in (shadows or {}).items()}
-        self.rules_ = None if rules is None else Rules(**rules)
-        if filter is None and Signal.KEPT in self.selector_.requires:
-            filter = self.selector_.default_filter
+        if filter is None and Signal.KEPT in chosen.requires:
+            filter = chosen.default_filter
         self.filter_: Filter = KeepAll() if filter is None else FILTERS.create(filter)
         if Need.LOGITS in self.filter_.needs:
             raise ParameterError(
                 f"The filter {self.filter_.name!r} judges models on data at the server, which a FLARE job lacks."
             )
-        self.policy_ = Policy(**(policy or {}))
-        if self.policy_.late == "count" and not isinstance(self.filter_, KeepAll):
+        rounds = Policy(**(policy or {}))
+        if rounds.late == "count" and not isinstance(self.filter_, KeepAll):
             raise ParameterError(
                 f"The 'late' parameter must be 'discard' with the filter {self.filter_.name!r}, which compares the "
                 "models of a round. Got 'count'."
             )
-        self.journal_ = None if journal is None else check_journal_path(journal)
-        self.checkpoints_ = None
-        if self.journal_ is not None:
-            folder = self.journal_.with_name(f"{self.journal_.name}.checkpoints")
-            self.checkpoints_ = CheckpointFiles(folder, keep_checkpoints)
+        path = None if journal is None else check_journal_path(journal)
+        self.settings = RunSettings(
+            selector=chosen,
+            seed=seed,
+            policy=rounds,
+            journal=path,
+            shadows={label: SELECTORS.create(name) for label, name in (shadows or {}).items()},
+            rules=None if rules is None else Rules(**rules),
+            leases=None if leases is None else Path(leases),
+            audit=audit,
+        )
+        folder = None if path is None else path.with_name(f"{path.name}.checkpoints")
+        self.checkpoints = None if folder is None else CheckpointFiles(folder, keep_checkpoints)
         self._run: FlareRun | None = None
         self._outgoing: TaskMessage | None = None
 
@@ -151,9 +159,10 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         runner = self.fl_ctx.get_prop(FLContextKey.RUNNER)
         if runner is not None:
             runner.ABORT_RETURN_CODES = []
-        self._run = FlareRun(self)
+        self._run = FlareRun(self, arrays_of(self.load_model().params))
         try:
-            self._run.play(arrays_of(self.load_model().params))
+            with contextlib.suppress(Aborted):
+                self._run.play()
         finally:
             self._run = None
 
@@ -162,7 +171,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
     def check_alive(self) -> None:
         """Raise :class:`Aborted` if FLARE ends the job."""
         if self.abort_signal.triggered:
-            raise Aborted
+            raise Aborted("the job was aborted")
 
     def connected(self) -> list[str]:
         """Return the sites that are registered and not known to be disconnected."""
@@ -205,8 +214,8 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         """Let the persistor save the new model, delete old checkpoints, and tell FLARE that the round is done."""
         if self.persistor is not None:
             self.save_model(FLModel(params_type=ParamsType.FULL, params=dict(model), metrics=result.metrics))
-        if saved is not None and self.checkpoints_ is not None:
-            self.checkpoints_.prune(saved)
+        if saved is not None and self.checkpoints is not None:
+            self.checkpoints.prune(saved)
         self.event(AppEventType.ROUND_DONE)
 
     # -- for FLARE ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -14,8 +15,8 @@ import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedcohort.audit.choices import receipt
-from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
-from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
+from fedcohort.core.arrays import AnyArray, FloatArray
+from fedcohort.core.protocol import Cohort, Status
 from fedcohort.core.signals import Signal, metrics_of
 from fedcohort.core.text import shorten
 from fedcohort.core.vectors import needs_output_layer
@@ -31,27 +32,14 @@ from fedcohort.hosts.flare.replies import (
 )
 from fedcohort.hosts.flare.sites import Sites
 from fedcohort.hosts.flare.wire import DESCRIBE, LOSSES
-from fedcohort.hosts.leases import leases_of
-from fedcohort.hosts.live import Aggregation, Host, Online, play
+from fedcohort.hosts.live import Aggregation, Online
+from fedcohort.hosts.live_run import CHECKPOINT, LiveRun
 from fedcohort.hosts.measures import Measures, output_of
 from fedcohort.hosts.orders import Order
-from fedcohort.hosts.questions import read_losses, try_out
-from fedcohort.hosts.round import FederationTimeoutError, Reply, Round, Shortage
-from fedcohort.hosts.run_record import (
-    CHECKPOINT,
-    RULES,
-    checkpoint_to_load,
-    is_finished,
-    note_once,
-    record_end,
-    record_failure,
-    reopen,
-    why_ended,
-)
+from fedcohort.hosts.questions import read_losses
+from fedcohort.hosts.round import FederationTimeoutError, Reply, Round
 from fedcohort.hosts.weights import bounded_weights
 from fedcohort.hosts.wire import RECORD, SEED, WORK, question
-from fedcohort.journal import is_blank
-from fedcohort.journal.events import PLANNED, SETTINGS
 from fedcohort.session.session import Session
 
 if TYPE_CHECKING:
@@ -62,7 +50,6 @@ _SLICE = 0.25  # seconds between two checks whether the job was aborted
 _SETTLE = 10.0  # seconds to wait for sites that have not described themselves, once enough others have
 LATE_GRACE_SECONDS = 60.0  # seconds, at least, that a task outlives its round, for late results
 _SLOWEST = 10.0  # with an automatic deadline, a task outlives its round by this multiple of the round's duration
-_LOG_EVERY = 10.0  # seconds between two log messages about what the run waits for
 
 
 class Aborted(Exception):
@@ -110,80 +97,43 @@ class TaskMessage:
         return self.fetched - self.answered
 
 
-class FlareRun(Host):
-    """One run of a job, from the first look at its sites to the last round.
+class FlareRun(LiveRun):
+    """One run of a job over the sites behind a FLARE server.
 
     Attributes
     ----------
-    session : Session or None
-        None until enough sites are connected.
     model : dict of str to array
         The global model.
     task_messages : list of TaskMessage
         Those that are open, or that a site still works on.
     """
 
-    def __init__(self, controller: CohortController) -> None:
+    model: dict[str, AnyArray]
+
+    def __init__(self, controller: CohortController, first: dict[str, AnyArray]) -> None:
         self.controller = controller
-        self.policy = controller.policy_
-        self.sites = Sites(controller.selector_.requires, controller.classes)
-        self.session: Session | None = None
-        self.model: dict[str, AnyArray] = {}
+        self.sites = Sites(controller.settings.selector.requires, controller.classes)
+        super().__init__(controller.settings, controller.num_rounds, self.sites)
+        # Raises an error before any site trains.
+        if needs_output_layer(self.settings.selector.requires):
+            output_of(first)
+        self.model = first
         self.task_messages: list[TaskMessage] = []
         self._inbox: queue.Queue[_Arrival] = queue.Queue()
         self._open: TaskMessage | None = None  # to the cohort that trains
         self._next: tuple[dict[str, AnyArray], FLModel] | None = None  # the newest average, and FLARE's result
         self._saved: str | None = None
-        self._waited = 0.0
-
-    @property
-    def _running(self) -> Session:
-        assert self.session is not None
-        return self.session
 
     # -- from the start to the end ------------------------------------------------------------------------------------
 
-    def play(self, first: dict[str, AnyArray]) -> None:
-        """Run from the model ``first`` until the journal has all rounds, record the end, and close the journal."""
-        try:
-            self._play(first)
-        except Aborted:
-            record_failure(self.session, "the job was aborted")
-        except BaseException as error:
-            record_failure(self.session, shorten(str(error) or type(error).__name__))
-            raise
-        finally:
-            if self.session is not None:
-                self.session.close()
+    def reopen(self, journal: Path, *, shadows: bool = True) -> Session:
+        """Return the session of the journal, to be continued."""
+        session = super().reopen(journal, shadows=shadows)
+        if Signal.LABEL_COUNTS in session.table.signals:
+            self.sites.classes = session.table.label_counts.shape[1]
+        return session
 
-    def _play(self, first: dict[str, AnyArray]) -> None:
-        controller, rounds, early_stop = self.controller, self.controller.num_rounds, self.policy.early_stop
-        journal, rules = controller.journal_, controller.rules_
-        # Raises an error before any site trains.
-        if needs_output_layer(controller.selector_.requires):
-            output_of(first)
-        if journal is not None and not is_blank(journal):
-            session = self.session = reopen(
-                journal, controller.selector_, controller.seed, rules, shadows=controller.shadows_
-            )
-            self.sites.required |= session.selector.requires
-            if Signal.LABEL_COUNTS in session.table.signals:
-                self.sites.classes = session.table.label_counts.shape[1]
-        if self.session is None or not is_finished(self.session, rounds, early_stop):
-            self._assemble()
-        session = self.session = self.session or self._create_session()
-        self.model = self._load_model(session, first)
-        note_once(session, PLANNED, {"rounds": rounds})
-        note_once(session, SETTINGS, {RULES: None if rules is None else rules.to_dict()})
-        if not is_finished(session, rounds, early_stop):
-            path, deadline = controller.leases, self.policy.fixed_deadline
-            leases = None if path is None else leases_of(Path(path), journal, deadline)
-            stop = play(self, session, self.policy, rounds, leases)
-            if stop is not None:
-                controller.info(f"the run ends before its last round: {stop}")
-        record_end(session, "finished", why_ended(session, early_stop))
-
-    def _assemble(self) -> None:
+    def prepare(self) -> None:
         """Wait until enough sites have described themselves."""
         begun, enough_since = self.now(), None
         while True:
@@ -204,43 +154,28 @@ class FlareRun(Host):
                     hint="connect more sites, give them the answers they lack, lower wait_for, or raise patience",
                 )
 
-    def _create_session(self) -> Session:
-        controller, sites = self.controller, self.sites
-        if controller.journal_ is not None:
-            controller.journal_.parent.mkdir(parents=True, exist_ok=True)
-        # From here on, a site must supply what the selector has decided to use.
-        selector = controller.selector_.adapt(sites.known())
-        sites.required |= selector.requires
-        return Session(
-            selector,
-            sites.table(sites.fit()),
-            seed=controller.seed,
-            signals=sites.supplied(),
-            journal=controller.journal_,
-            shadows=controller.shadows_,
-            rules=controller.rules_,
-            commit="manual",  # twice a round, when it is chosen and when it is closed
-            audit=controller.audit,
-        )
+    def on_finished(self, stop: str | None) -> None:
+        """Log why the run ended before its last round."""
+        if stop is not None:
+            self.log(f"the run ends before its last round: {stop}")
 
-    def _load_model(self, session: Session, first: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        """Return the model of the journal's checkpoint, or ``first`` before the first round."""
-        store = self.controller.checkpoints_
+    def load(self, session: Session) -> None:
+        """Load the model of the journal's checkpoint; before the first round, save the persistor's."""
+        store = self.controller.checkpoints
         if store is None:
-            return first
-        name = checkpoint_to_load(session, store)
+            return
+        name = self.checkpoint_to_load(store)
         if name is None:
-            self._save_model(0, first)
-            return first
+            self._save_model(0, self.model)
+            return
         header, tensors = store.read(name, _FORMAT)
-        done = session.round - len(session.pending)
-        self.controller.info(f"continuing after {done} rounds with {store.folder / name}")
-        return {key: tensors[key] for key in json.loads(header["model"])}
+        self.log(f"continuing after {session.round - len(session.pending)} rounds with {store.folder / name}")
+        self.model = {key: tensors[key] for key in json.loads(header["model"])}
 
     def _save_model(self, rounds: int, model: Mapping[str, AnyArray]) -> None:
-        if self.controller.checkpoints_ is not None:
+        if self.controller.checkpoints is not None:
             header = {"format": _FORMAT, "model": json.dumps(list(model))}
-            self._saved = self.controller.checkpoints_.write(rounds, model, header)
+            self._saved = self.controller.checkpoints.write(rounds, model, header)
 
     # -- tasks and results --------------------------------------------------------------------------------------------
 
@@ -304,7 +239,7 @@ class FlareRun(Host):
                 continue
             task_message.closed = task_message.answered.issuperset(task_message.targets)
             if problem := self.sites.describe(arrival.site, record_of(arrival.result), arrival.problem):
-                self.controller.warning(f"{arrival.site} is left out: {problem}")
+                self.log(f"{arrival.site} is left out: {problem}", logging.WARNING)
         return answers
 
     def _write_off(self) -> None:
@@ -332,10 +267,10 @@ class FlareRun(Host):
     def online(self) -> Online:
         """Check who is connected, and let new sites join."""
         self._look()
-        joined = self.sites.admit_new_clients(self._running)
+        joined = self.sites.admit_new_clients(self.running)
         if joined:
-            self.controller.info(f"joined: {', '.join(joined)}")
-        table = self._running.table
+            self.log(f"joined: {', '.join(joined)}")
+        table = self.running.table
         names = [name for name in self.sites.fit() if name in table]
         busy = {name for task_message in self.task_messages for name in task_message.at_work}
         return Online(names, [name for name in names if name in busy])
@@ -352,9 +287,9 @@ class FlareRun(Host):
 
     def send(self, cohort: Cohort) -> Mapping[str, str]:
         """Send the global model to a cohort."""
-        session = self._running
+        session = self.running
         required = metrics_of(session.requires)
-        asked = required | (session.trial_signals & self.sites.supplied())
+        asked = required | (session.trial_signals & self.sites.supplied_signals())
         record = question(asked, receipt(session.journal, cohort.ticket, cohort.round))
         record[SEED] = session.seed
         if cohort.work is not None:
@@ -451,7 +386,7 @@ class FlareRun(Host):
         error = self._attempt(chosen, weights)
         if not error or len(chosen) == 1:
             return error, {}
-        self.controller.warning(f"the aggregation failed: {error}")
+        self.log(f"the aggregation failed: {error}", logging.WARNING)
         for blamed in chosen:
             others = [reply for reply in chosen if reply is not blamed]
             if not self._attempt(others, weights):
@@ -473,7 +408,7 @@ class FlareRun(Host):
 
     def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
         """Return the report's numbers: required signals, and everything that all valid replies contain."""
-        signals = metrics_of(self._running.requires) | measures.common_signals()
+        signals = metrics_of(self.running.requires) | measures.common_signals()
         return {signal: measures.column(signal) for signal in sorted(signals)}
 
     def store(self, round_: Round, aggregation: Aggregation) -> Any:
@@ -481,20 +416,11 @@ class FlareRun(Host):
         assert self._next is not None
         model, result = self._next
         if result.metrics:
-            self._running.record(round_.cohort.round, {f"train/{k}": float(v) for k, v in result.metrics.items()})
+            self.running.record(round_.cohort.round, {f"train/{k}": float(v) for k, v in result.metrics.items()})
         self._save_model(round_.cohort.round + 1, model)
         return None if self._saved is None else {CHECKPOINT: self._saved}
 
     # -- questions ----------------------------------------------------------------------------------------------------
-
-    def answer(self, query: Query, available: IntArray) -> Answer:
-        """Ask sites for losses, or try cohorts out."""
-        session, losses = self._running, self._losses
-        match query:
-            case Losses(clients=clients, signals=signals):
-                return Answer(query, losses(self.model, session.table.names_of(clients), signals))
-            case Trial():
-                return try_out(session, query, available, model=self.model, losses=losses, train=self._train_trial)
 
     def _exchange(
         self, task_message: TaskMessage, names: Collection[str], deadline: float | None
@@ -508,35 +434,35 @@ class FlareRun(Host):
         self._close(task_message)
         return answers
 
-    def _losses(
-        self, params: Mapping[str, AnyArray], names: Sequence[str], signals: frozenset[Signal]
+    def losses(
+        self, model: Mapping[str, AnyArray], names: Sequence[str], signals: frozenset[Signal]
     ) -> Mapping[Signal, FloatArray]:
         """Ask sites for losses of a model; NaN for those that do not answer in time."""
         connected = [name for name in names if name in set(self.sites.connected)]
         answers: Mapping[str, _Arrival] = {}
         if connected:
-            task_message = self._post(LOSSES, connected, params, question(signals), current_round=self._running.round)
+            task_message = self._post(LOSSES, connected, model, question(signals), current_round=self.running.round)
             answers = self._exchange(task_message, connected, self.policy.query_deadline or self.policy.fixed_deadline)
         reports = {
             name: arrival.problem if arrival.result is None else record_of(arrival.result)
             for name, arrival in answers.items()
         }
         return read_losses(
-            names, signals, reports, lambda site, why: self.controller.warning(f"{site} gave no losses: {why}")
+            names, signals, reports, lambda site, why: self.log(f"{site} gave no losses: {why}", logging.WARNING)
         )
 
-    def _train_trial(self, cohort: Sequence[str], seed: int) -> dict[str, AnyArray] | None:
+    def train_trial(self, cohort: Sequence[str], seed: int) -> dict[str, AnyArray] | None:
         """Let a trial cohort train; return the average of its models, or None if it has none."""
         names = [name for name in cohort if name in set(self.sites.connected)]
         if not names:
             return None
-        task_message = self._train(names, {**question(()), SEED: seed}, self._running.round)
+        task_message = self._train(names, {**question(()), SEED: seed}, self.running.round)
         arrivals = self._exchange(task_message, names, self.policy.fixed_deadline)
         checker = ResultChecker(self.model, ())
         checked = [_check(checker, arrivals[name]) for name in names if name in arrivals]
         models = [reply for reply in checked if reply.status is Status.OK]
         if not models:
-            self.controller.warning(f"a trial of {', '.join(names)} returned no model")
+            self.log(f"a trial of {', '.join(names)} returned no model", logging.WARNING)
             return None
         return weighted_average(models, self._bound_weights(models)[0])
 
@@ -546,28 +472,22 @@ class FlareRun(Host):
         """Log the beginning of a round."""
         self.controller.round_begins(number, resumed)
 
-    def on_waiting(self, shortage: Shortage, seconds: float) -> None:
-        """Log every few seconds what the run waits for."""
-        if seconds - self._waited >= _LOG_EVERY:
-            self._waited = seconds
-            self.controller.info(f"waiting: {shortage.describe(seconds, self.absent())}")
-
-    def on_ready(self) -> None:
-        """Reset how long the run has waited."""
-        self._waited = 0.0
+    def log(self, text: str, level: int = logging.INFO) -> None:
+        """Write a line to the log of the job."""
+        (self.controller.warning if level >= logging.WARNING else self.controller.info)(text)
 
     def on_rules(self, order: Order) -> None:
         """Log that an operator has changed the rules."""
-        self.controller.info(f"the operator's rules apply from round {self._running.round} on: {self._running.rules}")
+        self.log(f"the operator's rules apply from round {self.running.round} on: {self.running.rules}")
 
     def on_selector(self) -> None:
         """Admit only sites that supply what the new selector reads, and log it."""
-        self.sites.required |= self._running.selector.requires
-        self.controller.info(f"from round {self._running.round} on, {self._running.selector.name} chooses")
+        super().on_selector()
+        self.log(f"from round {self.running.round} on, {self.running.selector.name} chooses")
 
     def on_chosen(self, cohort: Cohort, available: int) -> None:
         """Log who was chosen."""
-        self.controller.info(f"selected {', '.join(cohort.names)} ({cohort.size} of {available} available)")
+        self.log(f"selected {', '.join(cohort.names)} ({cohort.size} of {available} available)")
 
     def on_closed(self, round_: Round, aggregation: Aggregation) -> None:
         """Replace the global model and log."""
@@ -580,21 +500,17 @@ class FlareRun(Host):
         """Log why a round is tried again."""
         self._log(round_, aggregation)
         number = round_.cohort.round
-        self.controller.warning(f"round {number} leaves the model as it was and is tried again: {aggregation.error}")
+        self.log(f"round {number} leaves the model as it was and is tried again: {aggregation.error}", logging.WARNING)
 
     def _log(self, round_: Round, aggregation: Aggregation) -> None:
         for name, reason in round_.reasons.items():
-            self.controller.warning(f"{name}: {reason}")
+            self.log(f"{name}: {reason}", logging.WARNING)
         for name, texts in aggregation.corrections.items():
-            self.controller.warning(f"{name}: {'; '.join(texts)}")
-
-    def on_unfinished(self, cohort: Cohort, why: str) -> None:
-        """Log that a cohort is abandoned."""
-        self.controller.warning(f"a new cohort is chosen for round {cohort.round}: {why}")
+            self.log(f"{name}: {'; '.join(texts)}", logging.WARNING)
 
     def on_late(self, reply: Reply, round_: int) -> None:
         """Log a late result."""
-        self.controller.info(f"{reply.client} answered round {round_} after {reply.seconds:.1f} s, too late")
+        self.log(f"{reply.client} answered round {round_} after {reply.seconds:.1f} s, too late")
 
 
 def _check(checker: ResultChecker, arrival: _Arrival) -> CheckedResult:

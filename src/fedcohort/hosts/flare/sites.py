@@ -88,14 +88,22 @@ class Sites:
             reasons["have not described themselves"] = silent
         return [f"{why.rstrip('.')}: {join_names(names)}" for why, names in reasons.items()]
 
-    def supplied(self) -> frozenset[Signal]:
+    def supplied_signals(self) -> frozenset[Signal]:
         """Return what every site that can take part can report or answer."""
-        return self.known() - TABLE_SIGNALS
+        return self.known_signals() - TABLE_SIGNALS
 
-    def known(self) -> frozenset[Signal]:
+    def known_signals(self) -> frozenset[Signal]:
         """Return what is known about every site that can take part."""
         signals = [self.described[name].known_signals() for name in self.fit()]
         return frozenset.intersection(*signals) if signals else frozenset()
+
+    def require(self, signals: frozenset[Signal]) -> None:
+        """From now on, admit only sites that also supply these signals."""
+        self.required |= signals
+
+    def first_table(self, count: int) -> ClientTable:
+        """Return the table of all sites that can take part."""
+        return self.table(self.fit())
 
     def table(self, names: Sequence[str]) -> ClientTable:
         """Return a table of sites with only the facts that are required, so that any site can join later."""

@@ -13,6 +13,7 @@ import logging
 import math
 from typing import Any
 
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -127,5 +128,5 @@ class AsyncCohortStrategy(CohortStrategy):
                 self.selector.name, self.selector.aggregator, self.aggregator.name,
             )  # fmt: skip
 
-    def _run(self, grid: Grid, **options: Any) -> FlowRun:
-        return FlowRun(self, grid, **options)
+    def _run(self, grid: Grid, arrays: ArrayRecord, **options: Any) -> FlowRun:
+        return FlowRun(self, grid, arrays, **options)

@@ -25,13 +25,13 @@ from fedcohort.hosts.flower.checkpoint import AnswerFiles, WaitingAnswer
 from fedcohort.hosts.flower.logs import log_corrections, log_failures, say
 from fedcohort.hosts.flower.metrics import scalars
 from fedcohort.hosts.flower.replies import CheckedMessage, measures_of
-from fedcohort.hosts.flower.run import LiveRun
+from fedcohort.hosts.flower.run import FlowerRun
 from fedcohort.hosts.flower.training import with_bounded_weights
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.live import Aggregation
 from fedcohort.hosts.live_flow import FlowHost, play_flow
+from fedcohort.hosts.live_run import CHECKPOINT
 from fedcohort.hosts.round import Reply
-from fedcohort.hosts.run_record import CHECKPOINT
 from fedcohort.hosts.weights import bounded_shares
 from fedcohort.session.session import Session
 from fedcohort.training.aggregators import Members, Mix, fitting
@@ -43,16 +43,16 @@ log = logging.getLogger("flwr.fedcohort")
 _OK = Status.OK
 
 
-class FlowRun(LiveRun, FlowHost):
+class FlowRun(FlowerRun, FlowHost):
     """One run of a strategy without rounds: the clients behind a grid are asked one by one."""
 
-    settings: AsyncCohortStrategy
+    strategy: AsyncCohortStrategy
 
-    def __init__(self, settings: AsyncCohortStrategy, *arguments: Any, **options: Any) -> None:
-        super().__init__(settings, *arguments, **options)
+    def __init__(self, strategy: AsyncCohortStrategy, *arguments: Any, **options: Any) -> None:
+        super().__init__(strategy, *arguments, **options)
         # With fewer clients, no model could keep to `max_share`.
-        self.policy = replace(self.policy, wait_for=max(self.policy.enough_online, settings.flow.min_clients))
-        store = settings.checkpoints
+        self.policy = replace(self.policy, wait_for=max(self.policy.enough_online, strategy.flow.min_clients))
+        store = strategy.checkpoints
         self._files = None if store is None else AnswerFiles(store.folder)
         self._common_outbox = self._outbox()
         self._questions: dict[str, tuple[int, int]] = {}  # by message id, the ticket and the node
@@ -60,17 +60,19 @@ class FlowRun(LiveRun, FlowHost):
         self._models: dict[int, ArrayRecord] = {}  # by number, the models that clients at work began with
         self._flow: Flow
 
-    def _play_rounds(self, session: Session, leases: Leases | None) -> str | None:
-        return play_flow(self, session, self.policy, self.settings.flow, self.num_rounds, leases)
+    def play_rounds(self, session: Session, leases: Leases | None) -> str | None:
+        """Play the models that are left; return why the run ended earlier, or None."""
+        return play_flow(self, session, self.policy, self.strategy.flow, self.num_rounds, leases)
 
-    def _tidy(self) -> None:
-        # Answers that are in the last model; more models may still need the others.
+    def on_finished(self, stop: str | None) -> None:
+        """Delete the answers that are in the last model; more models may still need the others."""
         if self._files is not None:
-            self._files.keep_only(answer.ticket for answer in Flow(self._running, self.settings.flow).waiting)
+            self._files.keep_only(answer.ticket for answer in Flow(self.running, self.strategy.flow).waiting)
+        super().on_finished(stop)
 
     def resume(self, flow: Flow) -> None:
         """Load the waiting answers and the models that clients at work began with."""
-        self._flow, session, store = flow, self._running, self.settings.checkpoints
+        self._flow, session, store = flow, self.running, self.strategy.checkpoints
         if store is not None and self._files is not None:
             stored = session.host_state or {}
             self._saved = str(stored.get(CHECKPOINT, store.name(0)))
@@ -78,7 +80,7 @@ class FlowRun(LiveRun, FlowHost):
             self._files.keep_only(tickets)
             self._answers = {ticket: self._files.load(ticket) for ticket in tickets}
             self._models = {number: store.load(store.name(number)) for number in self._needed_models()}
-        self._models[session.round] = self.arrays
+        self._models[session.round] = self.model
 
     def _needed_models(self) -> set[int]:
         """Return the numbers of the models that clients at work, or waiting answers, began with."""
@@ -88,7 +90,7 @@ class FlowRun(LiveRun, FlowHost):
 
     def send(self, cohort: Cohort) -> Mapping[str, str]:
         """Send a client the strategy's own train message, with the model of the cohort's round."""
-        seed = batch_seed(self._running.seed, cohort.ticket)
+        seed = batch_seed(self.running.seed, cohort.ticket)
         # A copy, because a strategy may change its config once per model, but not once per message.
         config, outbox = ConfigRecord(dict(self.config)), self._common_outbox
         unsent = self._send(cohort, self._models[cohort.round], config, outbox, seed)
@@ -150,7 +152,7 @@ class FlowRun(LiveRun, FlowHost):
         ]
         average = self._weigh_and_average(valid, corrections)
         blamed = {reply.name: reply.reason for reply in checked if reply.status is not _OK} | average.blamed
-        self._keep_average(average, self._running.round + 1)
+        self._keep_average(average, self.running.round + 1)
         return Aggregation(
             np.array([name not in blamed for name in names.values()], np.bool_),
             error="" if average.arrays is not None else average.error or "it gave no model",
@@ -165,7 +167,7 @@ class FlowRun(LiveRun, FlowHost):
     ) -> Average:
         if not valid:
             return Average(error="too few valid models")
-        session = self._running
+        session = self.running
         members = Members(
             clients=np.array([answer.client for answer, _, _ in valid], np.int64),
             share=np.array([reply.weight for _, _, reply in valid]),
@@ -175,13 +177,13 @@ class FlowRun(LiveRun, FlowHost):
             round=session.round,
             staleness=np.array([float(staleness) for _, staleness, _ in valid]),
         )
-        aggregator = self.settings.aggregator
+        aggregator = self.strategy.aggregator
         mix = fitting(aggregator.mix(members), Mix, members)
         weights = dict(zip((answer.ticket for answer, _, _ in valid), mix.weights.tolist(), strict=True))
         if self.policy.max_share is not None:
             clients = {ticket: self._answers[ticket].reply.name for ticket in weights}
             counting = {clients[ticket] for ticket, weight in weights.items() if weight > 0}
-            if len(counting) < self.settings.flow.min_clients:
+            if len(counting) < self.strategy.flow.min_clients:
                 return Average(error=f"{len(counting)} valid clients are too few for max_share")
             weights, lowered = bounded_shares(weights, clients, self.policy.max_share)
             for name, why in lowered.items():
@@ -191,15 +193,15 @@ class FlowRun(LiveRun, FlowHost):
         chosen = []
         for answer, _, reply in valid:
             weight = weights[answer.ticket]
-            begun = self.arrays if aggregator.mixes_models else self._models[answer.version]
-            moved = reply.moved(begun, self.arrays, total)
+            begun = self.model if aggregator.mixes_models else self._models[answer.version]
+            moved = reply.moved(begun, self.model, total)
             chosen.append(moved.with_weight(self.wrapped.weight_key, weight))
-        self.wrapped.step_from(session.round + 1, self.arrays, self.config, self.grid)  # nothing is sent
+        self.wrapped.step_from(session.round + 1, self.model, self.config, self.grid)  # nothing is sent
         return self._average_models(session.round + 1, chosen, (), corrections, lambda _: "")
 
     def store_model(self) -> None:
         """Save the model and the strategy's memory in a checkpoint."""
-        self._save_model(self._running.round + 1)
+        self._save_model(self.running.round + 1)
 
     def state(self) -> Mapping[str, Any] | None:
         """Return the name of the newest checkpoint."""
@@ -215,17 +217,17 @@ class FlowRun(LiveRun, FlowHost):
         """Log that the answers gave no model."""
         say(
             "round-failed", "the answers gave no model: %s", aggregation.error,
-            level=logging.WARNING, round=self._running.round, reason=aggregation.error,
+            level=logging.WARNING, round=self.running.round, reason=aggregation.error,
         )  # fmt: skip
 
     def on_model(self, number: int, models: int, aggregation: Aggregation) -> None:
         """Replace the global model, delete the answers that were used, log, and evaluate."""
-        session, needed = self._running, self._needed_models()
+        session, needed = self.running, self._needed_models()
         self._record_metrics(number)
         session.commit()
-        store = self.settings.checkpoints
+        store = self.strategy.checkpoints
         self._take_over_model(() if store is None else {store.name(version) for version in needed})
-        self._models = {v: model for v, model in self._models.items() if v in needed} | {session.round: self.arrays}
+        self._models = {v: model for v, model in self._models.items() if v in needed} | {session.round: self.model}
         self._answers = {}
         if self._files is not None:
             self._files.keep_only(())

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from fedcohort.core.text import natural, shorten
+from fedcohort.core.text import natural
 from fedcohort.hosts.flower.roster import Card
 from fedcohort.journal.presence import BEAT_SECONDS, MAX_OFFLINE, Presence
 from fedcohort.session.session import Session
@@ -61,7 +61,7 @@ class Pulse:
             self._write()
             self._thread.start()
 
-    def stop(self, failed: BaseException | None) -> None:
+    def stop(self, failed: str | None) -> None:
         """Stop writing, and remove the file unless the run failed before it had a journal to say why."""
         self._over.set()
         if self._journal is None or not self._thread.is_alive():
@@ -69,7 +69,7 @@ class Pulse:
         self._thread.join()
         if failed is not None and not self._generation:
             self._state, self._since = "failed", time.time()
-            self._why = shorten(str(failed) or type(failed).__name__)
+            self._why = failed
             self._write()
         else:
             Presence.remove(self._journal)

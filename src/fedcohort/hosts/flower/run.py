@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,9 @@ from fedcohort.audit.choices import receipt
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError, ParameterError, SignalError
-from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector, Status, Trial
+from fedcohort.core.protocol import Answer, Cohort, Query, Status, Trial
 from fedcohort.core.signals import TABLE_SIGNALS, OnServer, Signal, metrics_of, vectors_of
-from fedcohort.core.text import join_names, shorten
+from fedcohort.core.text import join_names
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.flower.averaging import Average, aggregate, error_text, with_integers
 from fedcohort.hosts.flower.exchange import Outbox, exchange
@@ -42,25 +41,14 @@ from fedcohort.hosts.flower.replies import (
 from fedcohort.hosts.flower.roster import Card
 from fedcohort.hosts.flower.training import LATE_GRACE_SECONDS, as_errors, train_messages, with_bounded_weights
 from fedcohort.hosts.flower.wrapped_strategy import InnerStrategyError, StrategyState
-from fedcohort.hosts.leases import Leases, leases_of
-from fedcohort.hosts.live import Aggregation, Host, Online, play
+from fedcohort.hosts.live import Aggregation, Online
+from fedcohort.hosts.live_run import CHECKPOINT, LiveRun
 from fedcohort.hosts.measures import Measures, is_statistic, output_of
 from fedcohort.hosts.orders import Order
-from fedcohort.hosts.questions import try_out
 from fedcohort.hosts.round import Late, Reply, Round, Shortage
-from fedcohort.hosts.run_record import (
-    CHECKPOINT,
-    RULES,
-    checkpoint_to_load,
-    is_finished,
-    note_once,
-    record_end,
-    record_failure,
-    reopen,
-)
 from fedcohort.hosts.wire import plain, question
-from fedcohort.journal import is_blank, read_journal
-from fedcohort.journal.events import CORRECTED, PLANNED, SETTINGS
+from fedcohort.journal import read_journal
+from fedcohort.journal.events import CORRECTED
 from fedcohort.session.resume import participations
 from fedcohort.session.rules import Rules, difference
 from fedcohort.session.session import Session
@@ -72,28 +60,28 @@ log = logging.getLogger("flwr.fedcohort")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]  # evaluates the model of a round at the server
 ShouldStop = Callable[[int, Result], bool]
 _OK = Status.OK
-_LOG_EVERY = 10.0  # seconds between two log messages about what the run waits for
 _NAMED = 8  # how many clients a log message names
 _EVALUATION = "evaluation"  # the random stream for the choice of evaluating clients
 
 
-class LiveRun(Host):
-    """One run of a strategy over a grid, from the first look at its clients to the last round.
+class FlowerRun(LiveRun):
+    """One run of a strategy over the clients behind a grid.
 
     Attributes
     ----------
-    session : Session or None
-        None until enough clients are online.
-    arrays : ArrayRecord
+    model : ArrayRecord
         The global model.
     policy : Policy
         That of the settings, completed by what the wrapped strategy wants.
     """
 
+    model: ArrayRecord
+
     def __init__(
         self,
-        settings: CohortStrategy,
+        strategy: CohortStrategy,
         grid: Grid,
+        initial_arrays: ArrayRecord,
         *,
         num_rounds: int,
         timeout: float,
@@ -102,10 +90,28 @@ class LiveRun(Host):
         evaluate_fn: EvaluateFn | None,
         should_stop: ShouldStop | None = None,
     ) -> None:
-        self.settings = settings
-        self.wrapped = settings.wrapped
+        self.strategy = strategy
+        self.wrapped = strategy.wrapped
         self.grid = grid
-        self.num_rounds = num_rounds
+        given = strategy.settings
+        shadows = frozenset[Signal]().union(*(shadow.requires for shadow in given.shadows.values()))
+        # The table must have the facts that shadows need. Other signals are reported only if all clients can.
+        self._shadow_facts = shadows & TABLE_SIGNALS
+        self._optional_signals = frozenset(s for s in shadows if s.reported)
+        self._missing_facts = frozenset[Signal]()  # that shadows need and the journal's table lacks
+        self.population = Population(
+            grid,
+            given.selector.requires | self._shadow_facts,
+            patience=given.policy.patience,
+            labels=strategy.labels,
+            describe_every=strategy.describe_every,
+            classes=strategy.classes,
+            registered_only=strategy.registered_only,
+            clock=strategy.clock,
+            sleep=self._sleep,
+            waits=self._waits,
+        )
+        super().__init__(given, num_rounds, self.population)
         self.config = train_config
         self._initial_config = dict(train_config)
         self._config_before = self._initial_config  # before the open round was configured
@@ -113,37 +119,19 @@ class LiveRun(Host):
         self._evaluate_fn = evaluate_fn
         self._should_stop = should_stop
         self._asked_to_stop = 0  # the newest round after which should_stop was called
-        given = settings.policy
         # With an automatic deadline, messages live as long as without one, so that late answers show who is slow.
-        self.deadline = given.fixed_deadline or timeout
+        self.deadline = self.policy.fixed_deadline or timeout
         self.policy = replace(
-            given,
-            size=lambda online: given.size_for(online) or self.wrapped.sample_size("train", online),
-            deadline="auto" if given.deadline == "auto" else self.deadline,
-            wait_for=given.wait_for or self.wrapped.min_clients,
+            self.policy,
+            size=lambda online: given.policy.size_for(online) or self.wrapped.sample_size("train", online),
+            deadline="auto" if self.policy.deadline == "auto" else self.deadline,
+            wait_for=self.policy.wait_for or self.wrapped.min_clients,
         )
         self.memory = StrategyState(self.wrapped)
-        shadows = frozenset[Signal]().union(*(shadow.requires for shadow in settings.shadows.values()))
-        # The table must have the facts that shadows need. Other signals are reported only if all clients can.
-        self._shadow_facts = shadows & TABLE_SIGNALS
-        self._optional_signals = frozenset(s for s in shadows if s.reported)
-        self.population = Population(
-            grid,
-            settings.selector.requires | self._shadow_facts,
-            patience=given.patience,
-            labels=settings.labels,
-            describe_every=settings.describe_every,
-            classes=settings.classes,
-            registered_only=settings.registered_only,
-            clock=settings.clock,
-            sleep=self._sleep,
-            waits=self._waits,
-        )
         self.outstanding = self.population.outstanding
         self.result = Result()
-        self.session: Session | None = None
-        self.arrays = ArrayRecord()
-        self._pulse = Pulse(settings.journal, num_rounds, settings.clock)
+        self.model = initial_arrays
+        self._pulse = Pulse(given.journal, num_rounds, strategy.clock)
         self._open: tuple[Cohort, Outbox] | None = None  # the cohort that trains
         self._checker: Checker  # of the replies to the messages that were sent last
         self._sent: dict[str, Message] = {}  # these messages, by client
@@ -151,93 +139,17 @@ class LiveRun(Host):
         self._late_checks: dict[int, tuple[Checker, ArrayRecord]] = {}
         self._average = Average()  # of the newest round
         self._saved: str | None = None  # the newest checkpoint
-        self._logged = 0.0  # how long the run had waited at the last log message about it
-
-    @property
-    def _running(self) -> Session:
-        assert self.session is not None
-        return self.session
+        self._begun = self.now()
 
     # -- from the start to the end ------------------------------------------------------------------------------------
 
-    def play(self, initial_arrays: ArrayRecord) -> Result:
-        """Run until the journal has ``num_rounds`` rounds, record how the run ended, and close the journal."""
-        failed: BaseException | None = None
-        try:
-            return self._play(initial_arrays)
-        except BaseException as error:
-            failed = error
-            reason = shorten(str(error) or type(error).__name__)
-            say("failed", "the run ended: %s", reason, level=logging.ERROR, reason=reason)
-            record_failure(self.session, reason)
-            raise
-        finally:
-            self._pulse.stop(failed)
-            if self.session is not None:
-                self.session.close()
-
-    def _play(self, initial_arrays: ArrayRecord) -> Result:
-        settings, num_rounds = self.settings, self.num_rounds
-        begun, journal = settings.clock(), settings.journal
-        unknown = frozenset[Signal]()
-        if journal is not None and not is_blank(journal):
-            # If its table lacks facts that new shadows need, the old shadows continue for now.
-            with closing(read_journal(journal)) as record:
-                unknown = self._shadow_facts - record.table()[0].signals
-            session = self.session = self._reopen(journal, None if unknown else settings.shadows)
-            self.population.require(session.selector.requires)
-            if is_finished(session, num_rounds, self.policy.early_stop):
-                self._load(session, initial_arrays)
-                self._tidy()
-                say(
-                    "finished", "the run is finished: %s holds %d of %d rounds", journal, session.round, num_rounds,
-                    rounds=session.round,
-                )  # fmt: skip
-                return self.result
-        self._check_model(initial_arrays)
-        self._pulse.start(self.session)
-        self.population.assemble(self.policy.enough_online)
-        self._check_rules()
-        if journal is not None and self.session is not None and unknown:
-            self.population.complete(self.session)
-            self.session.commit()
-            self.session.close()
-            self.session = self._reopen(journal, settings.shadows)
-        session = self.session = self.session or self._create_session()
-        self._pulse.attach(session)
-        self._pulse.running()
-        self.population.remember(session)
-        # Before anything is asked of clients, so that a run that fails has recorded its settings.
-        self._record_start(session)
-        self._load(session, initial_arrays)
-        leases = None if settings.leases is None else leases_of(settings.leases, journal, self.policy.fixed_deadline)
-        stop = self._play_rounds(session, leases)
-        if stop is not None:
-            say("stopped", "the run ends before its last round: %s", stop, reason=stop)
-        record_end(session, "finished", stop or "")
-        seconds = settings.clock() - begun
-        say("finished", "Strategy execution finished in %.2fs", seconds, rounds=session.round, seconds=seconds)
-        log.info("Metrics by Flower's server round, which is one more than the round:")
-        for line in io.StringIO(str(self.result)):
-            log.info("\t%s", line.rstrip("\n"))
-        return self.result
-
-    def _play_rounds(self, session: Session, leases: Leases | None) -> str | None:
-        """Play the rounds that are left; return why the run ended earlier, or None."""
-        return play(self, session, self.policy, self.num_rounds, leases)
-
-    def _tidy(self) -> None:
-        """Delete what a run that was killed at its very end has left."""
-
-    def _reopen(self, journal: Path, shadows: Mapping[str, Selector[Any]] | None) -> Session:
-        settings = self.settings
+    def reopen(self, journal: Path, *, shadows: bool = True) -> Session:
+        """Return the session of the journal; as long as its table lacks facts, without the shadows that need them."""
         with closing(read_journal(journal)) as record:
             before = Rules(**(record.meta()["rules"] or {}))
-        session = reopen(
-            journal, settings.selector, settings.seed, settings.rules,
-            asynchronous=settings.asynchronous, shadows=shadows, sign=settings.sign,
-        )  # fmt: skip
-        now, given = session.rules or Rules(), settings.rules
+            self._missing_facts = self._shadow_facts - record.table()[0].signals
+        session = super().reopen(journal, shadows=not self._missing_facts)
+        now, given = session.rules or Rules(), self.settings.rules
         if now != Rules() and (given is None or session.rules != given):
             say(
                 "rules", "the rules of the journal stay in force: %r; rules=Rules() drops them", now,
@@ -255,36 +167,56 @@ class LiveRun(Host):
             raise
         return session
 
-    def _create_session(self) -> Session:
+    def prepare(self) -> None:
+        """Wait for enough clients, and refuse what cannot work before anything is recorded."""
         settings, population = self.settings, self.population
-        if settings.journal is not None:
-            settings.journal.parent.mkdir(parents=True, exist_ok=True)
-        # From here on, a client must supply what the selector has decided to use.
-        selector = settings.selector.adapt(population.known_signals())
-        most = settings.selector.adapt(frozenset(Signal.all())).requires
-        for signal, names in population.partly_supplied(most - selector.requires).items():
-            log.warning("the selector does without '%s', which %s cannot supply", signal, join_names(names))
-        population.require(selector.requires)
-        return Session(
-            selector,
-            population.first_table(self.policy.enough_online),
-            seed=settings.seed,
-            signals=population.supplied_signals(),
-            journal=settings.journal,
-            shadows=settings.shadows,
-            rules=settings.rules,
-            commit="manual",  # twice a round, when it is chosen and when it is closed
-            audit=settings.audit,
-            sign=settings.sign,
-            asynchronous=settings.asynchronous,
-        )
+        self._check_model()
+        self._pulse.start(self.session)
+        population.assemble(self.policy.enough_online)
+        self._check_rules()
+        if self.session is None:
+            used = settings.selector.adapt(population.known_signals()).requires
+            most = settings.selector.adapt(frozenset(Signal.all())).requires
+            for signal, names in population.partly_supplied(most - used).items():
+                log.warning("the selector does without '%s', which %s cannot supply", signal, join_names(names))
+        elif self._missing_facts and settings.journal is not None:
+            population.complete(self.session)
+            self.session.commit()
+            self.session.close()
+            self.session = self.reopen(settings.journal)
 
-    def _check_model(self, arrays: ArrayRecord) -> None:
+    def on_opened(self, session: Session) -> None:
+        """Show that the run goes on, and record which names are bound to keys."""
+        self._pulse.attach(session)
+        self._pulse.running()
+        self.population.remember(session)
+
+    def on_finished(self, stop: str | None) -> None:
+        """Log the end and the metrics of the run."""
+        session = self.running
+        if stop is not None:
+            say("stopped", "the run ends before its last round: %s", stop, reason=stop)
+        seconds = self.now() - self._begun
+        say(
+            "finished", "the run is finished: it has %d of %d rounds, after %.2f s", session.round, self.num_rounds,
+            seconds, rounds=session.round, seconds=seconds,
+        )  # fmt: skip
+        log.info("Metrics by Flower's server round, which is one more than the round:")
+        for line in io.StringIO(str(self.result)):
+            log.info("\t%s", line.rstrip("\n"))
+
+    def on_end(self, failed: str | None) -> None:
+        """Log why the run failed, if it did, and stop showing that it is alive."""
+        if failed is not None:
+            say("failed", "the run ended: %s", failed, level=logging.ERROR, reason=failed)
+        self._pulse.stop(failed)
+
+    def _check_model(self) -> None:
         """Refuse a model without the output layer that the selector needs; shadows do without it."""
         required = self.settings.selector.requires
         try:
             if needs_output_layer(required | self._optional_signals):
-                output_of(decode(arrays))
+                output_of(decode(self.model))
         except SignalError:
             if needs_output_layer(required):
                 raise
@@ -317,44 +249,33 @@ class LiveRun(Host):
                 len(unregistered), len(online), join_names(unregistered),
             )  # fmt: skip
 
-    def _record_start(self, session: Session) -> None:
-        """Record the settings of the run; warn if they differ from those of the previous start."""
-        settings, policy = self.settings, self.settings.policy
-        now = {
+    def recorded_settings(self) -> dict[str, Any]:
+        """Return the settings that are recorded at each start."""
+        policy = self.settings.policy
+        return {
             "cohort-size": policy.size,
             "spares": policy.spares,
             "min-replies": policy.min_replies,
             "max-share": policy.max_share,
             "max-update-norm": policy.max_update_norm,
             "strategy": [type(level).__name__ for level in self.wrapped.levels],
-            "filter": repr(settings.filter),
+            "filter": repr(self.strategy.filter),
             "signals": sorted(s.name for s in self.population.supplied_signals()),
-            RULES: None if settings.rules is None else settings.rules.to_dict(),
-            **settings.more_settings(),
+            **self.strategy.more_settings(),
         }
-        (before,) = session.journal.events(SETTINGS)[-1:] or [{}]
-        changed = [f"{key} was {before[key]}, is {now[key]}" for key in now if before.get(key, now[key]) != now[key]]
-        if changed:
-            log.warning("other settings than when the journal was last written: %s", "; ".join(changed))
-        note_once(session, SETTINGS, now)
-        unknown = [] if session.rules is None else [n for n in session.rules.named if n not in session.table]
-        if unknown:
-            log.warning("no client is called %s so far, which the rules name", ", ".join(map(repr, unknown[:_NAMED])))
-        note_once(session, PLANNED, {"rounds": self.num_rounds})
 
-    def _load(self, session: Session, initial_arrays: ArrayRecord) -> None:
-        """Load the journal's checkpoint and metrics, or ``initial_arrays`` before the first round."""
-        store, asynchronous = self.settings.checkpoints, self.settings.asynchronous
-        self.arrays = initial_arrays
+    def load(self, session: Session) -> None:
+        """Load the journal's checkpoint and metrics; before the first round, save the initial model."""
+        store, asynchronous = self.strategy.checkpoints, self.settings.asynchronous
         if store is not None:
-            name = checkpoint_to_load(session, store)
+            name = self.checkpoint_to_load(store)
             if name is None:
-                store.save(0, initial_arrays, self.memory, {})
+                store.save(0, self.model, self.memory, {})
             else:
-                self.arrays = store.load(name, self.memory, self.config)
+                self.model = store.load(name, self.memory, self.config)
                 done = session.round - (0 if asynchronous else len(session.pending))
                 say("continued", "continuing after %d rounds with %s", done, store.folder / name, rounds=done)
-        self.result.arrays = self.arrays
+        self.result.arrays = self.model
         recorded = session.journal.metrics()
         for round_, numbers in recorded.items():
             # The prefix says who measured a number.
@@ -367,7 +288,7 @@ class LiveRun(Host):
             if at_server := {key: value for key, value in numbers.items() if "/" not in key}:
                 self.result.evaluate_metrics_serverapp[round_ + 1] = MetricRecord({**at_server})
         if session.round == 0:
-            self._evaluate_at_server(0, self.arrays)
+            self._evaluate_at_server(0, self.model)
             return
         between_rounds = asynchronous or not session.pending
         evaluated = any(not key.startswith("train/") for key in recorded.get(session.round - 1, {}))
@@ -376,7 +297,7 @@ class LiveRun(Host):
 
     def stop(self) -> str | None:
         """Ask ``should_stop`` once after each round; a continued run asks again about its last one."""
-        done = self._running.round
+        done = self.running.round
         if self._should_stop is None or done == self._asked_to_stop:  # also when a round is tried again
             return None
         self._asked_to_stop = done
@@ -386,11 +307,11 @@ class LiveRun(Host):
 
     def now(self) -> float:
         """Return the time on the clock of the settings."""
-        return self.settings.clock()
+        return self.strategy.clock()
 
     def online(self) -> Online:
         """Check who is online, and let new clients join."""
-        session, population = self._running, self.population
+        session, population = self.running, self.population
         population.refresh()
         population.admit_new_clients(session)
         self._pulse.update_online(population.online, session)
@@ -404,7 +325,7 @@ class LiveRun(Host):
     def _sleep(self, seconds: float) -> None:
         """Sleep, and check every few seconds who is still connected."""
         self._pulse.look(self.grid.get_node_ids)
-        self.settings.sleep(seconds)
+        self.strategy.sleep(seconds)
 
     def _sleep_until(self, until: float) -> None:
         if (left := until - self.now()) > 0:
@@ -417,7 +338,7 @@ class LiveRun(Host):
     # -- messages and replies -----------------------------------------------------------------------------------------
 
     def _outbox(self) -> Outbox:
-        return Outbox(self.grid, self.settings.clock, self._sleep)
+        return Outbox(self.grid, self.strategy.clock, self._sleep)
 
     def send(self, cohort: Cohort) -> Mapping[str, str]:
         """Send the strategy's own train messages."""
@@ -425,12 +346,12 @@ class LiveRun(Host):
         self.wrapped.forget_round(cohort.round + 1)  # it may be left from an interrupted run in this process
         outbox = self._outbox()
         self._open = (cohort, outbox)
-        return self._send(cohort, self.arrays, self.config, outbox, self._running.seed)
+        return self._send(cohort, self.model, self.config, outbox, self.running.seed)
 
     def _send(
         self, cohort: Cohort, arrays: ArrayRecord, config: ConfigRecord, outbox: Outbox, seed: int
     ) -> dict[str, str]:
-        session, online = self._running, self.population.online
+        session, online = self.running, self.population.online
         required = metrics_of(session.requires)
         self._checker = self._checks(arrays, required)
         optional = self._optional_signals | session.trial_signals
@@ -490,7 +411,7 @@ class LiveRun(Host):
         assert self._open is not None
         cohort, outbox = self._open
         self._open = None
-        online, sent = self.population.online, self.arrays
+        online, sent = self.population.online, self.model
         # A client that has not answered stays busy, and its late answer must find its round.
         self.outstanding.add(
             outbox, {name: online[name].node for name in outbox.unanswered() if name in online}, cohort.ticket
@@ -534,7 +455,7 @@ class LiveRun(Host):
         """Return replies within their bounds, valid late ones with their smaller weight, and the corrections."""
         answered: list[CheckedMessage] = [reply.content for reply in round_.in_order()]
         # The update of a late model is applied to the current one.
-        stale = [reply.moved(began, self.arrays, 1.0) for reply, began in (x.reply.content for x in round_.late)]
+        stale = [reply.moved(began, self.model, 1.0) for reply, began in (x.reply.content for x in round_.late)]
         # All together, because each weight is bounded by those of the others.
         bounded, corrections = self._bound([*answered, *stale])
         late = [
@@ -550,7 +471,7 @@ class LiveRun(Host):
         bounded, corrections = with_bounded_weights(replies, self.wrapped, sizes, self.policy.max_share)
         # After the weights, so that a refused reply is not shortened for nothing.
         for i, reply in enumerate(bounded):
-            bounded[i], texts = self._shorten(reply, self.arrays)
+            bounded[i], texts = self._shorten(reply, self.model)
             if texts:
                 corrections.setdefault(reply.name, []).extend(texts)
         return bounded, corrections
@@ -565,12 +486,12 @@ class LiveRun(Host):
 
     def _apply_filter(self, checked: Sequence[CheckedMessage], measures: Measures) -> BoolArray:
         """Return whether the filter keeps each of the replies."""
-        validation = self.settings.validation
+        validation = self.strategy.validation
         if validation is None:
-            kept = measures.apply_filter(self.settings.filter)
+            kept = measures.apply_filter(self.strategy.filter)
         else:
             logits, labels = validation.logits, plain(validation.labels)
-            kept = measures.apply_filter(self.settings.filter, lambda row: plain(logits(checked[row].arrays)), labels)
+            kept = measures.apply_filter(self.strategy.filter, lambda row: plain(logits(checked[row].arrays)), labels)
         if kept.sum() < measures.ok.sum():
             log.info("the filter keeps %d of %d models", int(kept.sum()), len(measures.rows))
         return kept
@@ -630,7 +551,7 @@ class LiveRun(Host):
         if self.wrapped.extrapolates and not self.policy.private:
             used = [reply for reply in chosen if reply.name not in average.blamed]
             arrays = ArrayRecord({**arrays, **weighted_average(used, is_statistic)})
-        return replace(average, arrays=with_integers(arrays, self.arrays))
+        return replace(average, arrays=with_integers(arrays, self.model))
 
     def _keep_average(self, average: Average, server_round: int) -> None:
         if average.metrics is not None:
@@ -640,13 +561,13 @@ class LiveRun(Host):
 
     def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
         """Return the report's numbers: required signals, duration, and everything that all valid replies contain."""
-        signals = metrics_of(self._running.requires) | measures.common_signals()
+        signals = metrics_of(self.running.requires) | measures.common_signals()
         signals |= vectors_of(self._optional_signals, "update").keys()  # no client has to help with these
         on_server = {signal for signal in signals if isinstance(signal.how, OnServer)}
         columns = {signal: measures.column(signal) for signal in sorted(signals - on_server)}
         for signal in on_server:  # the received model's loss
-            assert self.settings.validation is not None
-            columns[signal] = np.where(measures.ok, self.settings.validation.loss(self.arrays), np.nan)
+            assert self.strategy.validation is not None
+            columns[signal] = np.where(measures.ok, self.strategy.validation.loss(self.model), np.nan)
         return columns
 
     def store(self, round_: Round, aggregation: Aggregation) -> Any:
@@ -657,11 +578,11 @@ class LiveRun(Host):
     def _record_metrics(self, round_: int) -> None:
         """Record the strategy's metrics of the newest average."""
         if numbers := {f"train/{key}": value for key, value in scalars(self._average.metrics).items()}:
-            self._running.record(round_, numbers)
+            self.running.record(round_, numbers)
 
     def _save_model(self, rounds: int) -> dict[str, Any] | None:
         """Save the newest average as the model after ``rounds`` rounds; return the state that names it."""
-        store, arrays = self.settings.checkpoints, self._average.arrays
+        store, arrays = self.strategy.checkpoints, self._average.arrays
         if store is None:
             return None
         assert arrays is not None
@@ -673,20 +594,20 @@ class LiveRun(Host):
     def _take_over_model(self, needed: Container[str] = ()) -> None:
         """Make the newest average the global model, and delete old checkpoints except those ``needed``."""
         assert self._average.arrays is not None
-        self.result.arrays = self.arrays = self._average.arrays
-        if self.settings.checkpoints is not None and self._saved is not None:
-            self.settings.checkpoints.prune(self._saved, needed)
+        self.result.arrays = self.model = self._average.arrays
+        if self.strategy.checkpoints is not None and self._saved is not None:
+            self.strategy.checkpoints.prune(self._saved, needed)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
     def _evaluate(self, round_: int) -> None:
         """Evaluate the model after a round on clients and at the server, and record the numbers."""
-        session = self._running
+        session = self.running
         numbers, corrections = self._evaluate_on_clients(round_ + 1)
         log_corrections(round_, corrections)
         if corrections:
             session.note(CORRECTED, {"round": round_, "corrections": corrections})
-        numbers.update(self._evaluate_at_server(round_ + 1, self.arrays))
+        numbers.update(self._evaluate_at_server(round_ + 1, self.model))
         if numbers:
             session.record(round_, numbers)
             session.commit()
@@ -710,7 +631,7 @@ class LiveRun(Host):
         # The strategy must find what it wrote last time. A copy protects messages that are still on their way.
         config = self._evaluate_config = ConfigRecord(dict(self._evaluate_config))
         nodes = [card.node for card in chosen.values()]
-        by_node = self.wrapped.configure_evaluate(server_round, self.arrays, config, self.grid, nodes)
+        by_node = self.wrapped.configure_evaluate(server_round, self.model, config, self.grid, nodes)
         messages = {name: by_node[card.node] for name, card in chosen.items() if card.node in by_node}
         replies = exchange(self._outbox(), messages, self.deadline, self.outstanding)
         valid = {}
@@ -751,31 +672,31 @@ class LiveRun(Host):
     # -- questions ----------------------------------------------------------------------------------------------------
 
     def answer(self, query: Query, available: IntArray) -> Answer:
-        """Ask clients for losses, or try cohorts out."""
-        session = self._running
-        losses = partial(self.population.losses, deadline=self.policy.query_deadline or self.deadline)
-        match query:
-            case Losses(clients=clients, signals=signals):
-                return Answer(query, losses(self.arrays, session.table.names_of(clients), signals))
-            case Trial():
-                if self.policy.private:
-                    raise InnerStrategyError(
-                        f"The selector {session.selector.name!r} tries out cohorts, and their models would be "
-                        "sent to clients without the noise of differential privacy.",
-                        hint="use a selector without trials; FedCor has none with samples='round'",
-                    )
-                return try_out(session, query, available, model=self.arrays, losses=losses, train=self._train_trial)
+        """Ask clients for losses, or try cohorts out, which differential privacy forbids."""
+        if isinstance(query, Trial) and self.policy.private:
+            raise InnerStrategyError(
+                f"The selector {self.running.selector.name!r} tries out cohorts, and their models would be sent to "
+                "clients without the noise of differential privacy.",
+                hint="use a selector without trials; FedCor has none with samples='round'",
+            )
+        return super().answer(query, available)
 
-    def _train_trial(self, cohort: Sequence[str], seed: int) -> ArrayRecord | None:
+    def losses(
+        self, model: ArrayRecord, names: Sequence[str], signals: frozenset[Signal]
+    ) -> Mapping[Signal, FloatArray]:
+        """Ask clients for losses of a model; NaN for those that do not answer in time."""
+        return self.population.losses(model, names, signals, self.policy.query_deadline or self.deadline)
+
+    def train_trial(self, cohort: Sequence[str], seed: int) -> ArrayRecord | None:
         """Let a trial cohort train; return the average of its models, or None if it has none."""
         online = self.population.online
         cards = {name: online[name] for name in cohort if name in online}
         # Copies, because a trial must not change the strategy: no moments, no privacy budget.
         messages = train_messages(
             self.wrapped.copy(),
-            self._running.round + 1,
+            self.running.round + 1,
             cards,
-            self.arrays,
+            self.model,
             ConfigRecord(dict(self.config)),
             self.grid,
             seed=seed,
@@ -784,14 +705,18 @@ class LiveRun(Host):
             confirmations=self.population.confirmations(list(cards)),
         )
         replies = exchange(self._outbox(), messages, self.deadline, self.outstanding)
-        checked = self._checks(self.arrays).check_all(replies[name] for name in cards if name in replies)
+        checked = self._checks(self.model).check_all(replies[name] for name in cards if name in replies)
         models = [reply for reply in self._bound(checked)[0] if reply.status is _OK]
         if not models:
             log.warning("a trial of %s returned no model", ", ".join(cards))
             return None
         return weighted_average(models)
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- the log -----------------------------------------------------------------------------------------------------
+
+    def log(self, text: str, level: int = logging.INFO) -> None:
+        """Write a line to Flower's log."""
+        log.log(level, "%s", text)
 
     def on_round(self, number: int, resumed: bool) -> None:
         """Log the beginning of a round."""
@@ -800,20 +725,17 @@ class LiveRun(Host):
 
     def on_waiting(self, shortage: Shortage, seconds: float) -> None:
         """Write what the run waits for next to the journal, and every few seconds to the log."""
-        absent = self.absent()
-        self._pulse.waiting(shortage.describe(absent=absent))
-        if seconds - self._logged >= _LOG_EVERY:
-            self._logged = seconds
-            log.info("waiting: %s", shortage.describe(seconds, absent))
+        self._pulse.waiting(shortage.describe(absent=self.absent()))
+        super().on_waiting(shortage, seconds)
 
     def on_ready(self) -> None:
-        """Log that the run continues."""
-        self._logged = 0.0
+        """Show that the run continues."""
+        super().on_ready()
         self._pulse.running()
 
     def on_rules(self, order: Order) -> None:
         """Log that an operator has changed the rules."""
-        session = self._running
+        session = self.running
         self.population.refresh_descriptions()  # the new rules may use the clients' attributes
         say(
             "rules", "the operator's rules apply from round %d on: %s", session.round, session.rules,
@@ -822,14 +744,13 @@ class LiveRun(Host):
 
     def on_selector(self) -> None:
         """Admit only clients that supply what the new selector reads, and log it."""
-        session = self._running
-        self.population.require(session.selector.requires)
-        name = session.selector.name
+        super().on_selector()
+        session, name = self.running, self.running.selector.name
         say("selector", "from round %d on, %s chooses", session.round, name, round=session.round, selector=name)
 
     def on_chosen(self, cohort: Cohort, available: int) -> None:
         """Log who was chosen."""
-        known = self._running.table.n
+        known = self.running.table.n
         shown = ", ".join(cohort.names[:_NAMED]) + (", ..." if cohort.size > _NAMED else "")
         say(
             "selected", "selected %s (%d of %d available, %d known)", shown, cohort.size, available, known,
@@ -862,10 +783,6 @@ class LiveRun(Host):
             aggregation.error,
             level=logging.WARNING, round=cohort.round, ticket=cohort.ticket, reason=aggregation.error,
         )  # fmt: skip
-
-    def on_unfinished(self, cohort: Cohort, why: str) -> None:
-        """Log that a cohort is abandoned."""
-        log.warning("a new cohort is chosen for round %d: %s", cohort.round, why)
 
     def on_late(self, reply: Reply, round_: int) -> None:
         """Log a late answer."""

@@ -35,8 +35,9 @@ from fedcohort.core.signals import OnServer, Signal
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.logs import also_log_to
-from fedcohort.hosts.flower.run import EvaluateFn, LiveRun, ShouldStop
+from fedcohort.hosts.flower.run import EvaluateFn, FlowerRun, ShouldStop
 from fedcohort.hosts.flower.wrapped_strategy import InnerStrategyError, WrappedStrategy
+from fedcohort.hosts.live_run import RunSettings
 from fedcohort.hosts.round import FederationTimeoutError, Policy, RoundError
 from fedcohort.hosts.wire import normal_form, plain
 from fedcohort.journal.lock import check_journal_path
@@ -206,6 +207,22 @@ class CohortStrategy(Strategy):
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
 
+    @property
+    def settings(self) -> RunSettings:
+        """What each of its runs is started with."""
+        return RunSettings(
+            selector=self.selector,
+            seed=self.seed,
+            policy=self.policy,
+            journal=self.journal,
+            shadows=self.shadows,
+            rules=self.rules,
+            leases=self.leases,
+            audit=self.audit,
+            sign=self.sign,
+            asynchronous=self.asynchronous,
+        )
+
     def _check_strategy(self, policy: Policy) -> None:
         """Refuse a policy and a filter that do not fit the wrapped strategy."""
         wrapped, filtered = self.wrapped, not isinstance(self.filter, KeepAll)
@@ -326,6 +343,7 @@ class CohortStrategy(Strategy):
                 )
             run = self._run(
                 grid,
+                initial_arrays,
                 num_rounds=num_rounds,
                 timeout=timeout,
                 train_config=train_config or ConfigRecord(),
@@ -333,10 +351,11 @@ class CohortStrategy(Strategy):
                 evaluate_fn=evaluate_fn,
                 should_stop=should_stop,
             )
-            return run.play(initial_arrays)
+            run.play()
+            return run.result
 
-    def _run(self, grid: Grid, **options: Any) -> LiveRun:
-        return LiveRun(self, grid, **options)
+    def _run(self, grid: Grid, arrays: ArrayRecord, **options: Any) -> FlowerRun:
+        return FlowerRun(self, grid, arrays, **options)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
