@@ -6,7 +6,7 @@ answers the next global model consists of, and when it is due. It needs an async
 is one client and the round is the number of the newest model.
 
 Three policies differ only in when a model is due: after every answer (FedAsync), after several (FedBuff), or at fixed
-times (semi-synchronous). :mod:`fedcohort.hosts.turns` limits how many answers one client may give. Answers that are not
+times (semi-synchronous). How many answers one client may give is limited. Answers that are not
 used yet are recorded with each report, so a flow that is killed between any two events continues where it was.
 """
 
@@ -26,7 +26,6 @@ from fedcohort.core.params import Interval, Optional, check_values
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import join_names
-from fedcohort.hosts.turns import Turns
 from fedcohort.journal.events import WAITED
 from fedcohort.session.session import Session
 
@@ -35,6 +34,7 @@ _NO_METRICS: Mapping[Signal, FloatArray] = {}
 _BUFFER, _SINCE, _FAILURES = "buffer", "since", "failures"  # keys of the state that is stored with the session
 _BATCHES = "flow"  # the random stream for the batches of a ticket
 _NAMED = 8  # how many clients an entry of the journal names
+_NOBODY = np.empty(0, np.int64)
 _TRIES = 3  # a client that fails this often is passed over until the next model
 
 
@@ -90,6 +90,59 @@ class BufferedAnswer(NamedTuple):
     version: int
 
 
+class _Turns:
+    """The newest answers of each client, and who has given enough of them for now.
+
+    Whoever has just answered is often the only client that is free, and then it is chosen by every selector. So one
+    fast client could give every answer. With n clients online, those at work included, no client gives more than a
+    number m of any n successive answers: it is asked again only if it gave fewer than m of the newest n - 1.
+
+    This never stops a flow. If everybody who may be asked had given m of the newest n - 1 answers while nobody is at
+    work, these would be m n answers, more than n - 1. So somebody is at work whenever a place waits, and with m = 2 at
+    least half of the n clients are.
+
+    Parameters
+    ----------
+    most : int
+        How many of as many successive answers as clients are online may be one client's.
+
+    Examples
+    --------
+    >>> turns = _Turns(most=2)
+    >>> for client in (4, 4, 1):
+    ...     turns.add(client)
+    >>> turns.over(online=4), turns.over(online=3)
+    (array([4]), array([], dtype=int64))
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._answers = 0
+        self._numbers: dict[int, list[int]] = {}  # by client, the numbers of its newest answers, at most `most`
+        self._since = _NOBODY  # (clients,) the number of each client's answer that was `most` answers ago, or -1
+        self._newest = -1  # the largest of these
+
+    def add(self, client: int) -> None:
+        """Count a valid answer."""
+        numbers = self._numbers.setdefault(client, [])
+        numbers.append(self._answers)
+        self._answers += 1
+        if len(numbers) < self._most:
+            return
+        if client >= len(self._since):
+            room = np.full(max(client + 1, 2 * len(self._since)) - len(self._since), -1)
+            self._since = np.concatenate([self._since, room])
+        self._since[client] = numbers[-self._most]
+        self._newest = max(self._newest, numbers[-self._most])
+        del numbers[: 1 - self._most or None]
+
+    def over(self, online: int) -> IntArray:
+        """Return the clients that may not be asked while ``online`` clients are free or at work."""
+        first = max(self._answers - online + 1, 0)
+        # Most of the time there are none, and a federation may have a million clients.
+        return _NOBODY if self._newest < first else np.flatnonzero(self._since >= first)
+
+
 class Flow:
     """Clients that work one by one for an asynchronous session.
 
@@ -137,7 +190,7 @@ class Flow:
         # When the newest model was made; the clock of another process may have started later.
         self._since = since if now is None else min(since, now)
         self._failures = {int(client): int(count) for client, count in stored.get(_FAILURES, ())}
-        self._turns = Turns(policy.max_answers)
+        self._turns = _Turns(policy.max_answers)
         for block in session.journal.reply_blocks():
             if not block.late and block.status[0] == Status.OK:
                 self._turns.add(int(block.clients[0]))

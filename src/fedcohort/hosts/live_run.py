@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
+from fedcohort.core import rng as streams
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import FedcohortError, InputError
-from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector, Trial
+from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector
 from fedcohort.core.selector_spec import describe, described_name, rebuild_selector
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import shorten
@@ -21,8 +24,8 @@ from fedcohort.hosts.checkpoint import CheckpointFiles
 from fedcohort.hosts.early_stop import Watch
 from fedcohort.hosts.leases import Leases, leases_of
 from fedcohort.hosts.live import Host, play
-from fedcohort.hosts.questions import try_out
 from fedcohort.hosts.round import Policy, Shortage
+from fedcohort.hosts.wire import read_report
 from fedcohort.journal import is_blank, read_journal
 from fedcohort.journal.events import ENDED, PLANNED, SELECTOR, SETTINGS
 from fedcohort.session.rules import Rules
@@ -32,6 +35,7 @@ from fedcohort.session.trial import trial_of
 log = logging.getLogger(__name__)
 CHECKPOINT = "checkpoint"  # the key of the newest checkpoint in the host's state
 _RULES = "rules"  # the key, in the settings, of the rules that a run was started with
+_TRIAL = "trial"  # the random stream for the seeds of trials
 _LOG_EVERY = 10.0  # seconds between two log messages about what the run waits for
 
 
@@ -126,8 +130,10 @@ class LiveRun(Host):
         """Load the model that the session's newest checkpoint holds, or the initial one."""
 
     @abstractmethod
-    def losses(self, model: Any, names: Sequence[str], signals: frozenset[Signal]) -> Mapping[Signal, FloatArray]:
-        """Ask clients for losses of a model; NaN for those that do not answer in time."""
+    def ask_losses(
+        self, model: Any, names: Sequence[str], signals: frozenset[Signal]
+    ) -> Mapping[str, Mapping[str, object] | str | None]:
+        """Ask clients for losses of a model; return by name what each reported, or why it reported nothing."""
 
     @abstractmethod
     def train_trial(self, cohort: Sequence[str], seed: int) -> Any:
@@ -288,11 +294,34 @@ class LiveRun(Host):
     def answer(self, query: Query, available: IntArray) -> Answer:
         """Ask clients for losses, or try cohorts out."""
         session = self.running
-        match query:
-            case Losses(clients=clients, signals=signals):
-                return Answer(query, self.losses(self.model, session.table.names_of(clients), signals))
-            case Trial():
-                return try_out(session, query, available, model=self.model, losses=self.losses, train=self.train_trial)
+        if isinstance(query, Losses):
+            return Answer(query, self._losses(self.model, session.table.names_of(query.clients), query.signals))
+        # Each trial cohort trains, everybody's loss is measured again, and the model is discarded.
+        everyone, measured = session.table.names_of(available), frozenset({query.measured})
+        before = self._losses(self.model, everyone, measured)[query.measured]
+        changes = np.full((len(query.cohorts), session.table.n), np.nan)
+        for row, clients in enumerate(query.cohorts):
+            # The round itself may train the same clients, and must use other batches.
+            seed = int(streams.stream(session.seed, _TRIAL, session.round, row).integers(1 << 62))
+            trained = self.train_trial(session.table.names_of(clients), seed)
+            if trained is not None:
+                changes[row, available] = self._losses(trained, everyone, measured)[query.measured] - before
+        return Answer(query, {query.answered_with: changes})
+
+    def _losses(self, model: Any, names: Sequence[str], signals: frozenset[Signal]) -> Mapping[Signal, FloatArray]:
+        """Return losses of a model by signal, each (q,) in the order of ``names``; NaN for a client that gave none."""
+        reports = self.ask_losses(model, names, signals)
+        values = {signal: np.full(len(names), np.nan) for signal in signals}
+        for i, name in enumerate(names):
+            report = reports.get(name, "no answer")
+            if isinstance(report, str):
+                # A selector must do without a client that does not answer, and may not wait for it.
+                self.log(f"client {name!r} gave no losses: {report}", logging.WARNING)
+                continue
+            numbers = read_report(report)
+            for signal in signals:
+                values[signal][i] = numbers.get(signal, np.nan)
+        return values
 
     def on_waiting(self, shortage: Shortage, seconds: float) -> None:
         """Log every few seconds what the run waits for."""

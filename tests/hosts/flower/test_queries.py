@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,13 +17,13 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import (
     Answer,
     Cohort,
-    Losses,
     Outcome,
     Selector,
     Slate,
     Trial,
 )
 from fedcohort.core.signals import Signal
+from fedcohort.hosts.flower.wire import LOSSES
 from fedcohort.selectors import PowerOfChoice
 from fedcohort.session import Session
 
@@ -91,14 +91,22 @@ def test_a_trial_trains_and_averages_and_is_thrown_away(fleet: Any, kit: Any, tm
     assert inner.m_t is not None and float(inner.m_t["bias"][0]) == pytest.approx(moved)  # only the round left a trace
 
 
-def test_a_losses_query_names_clients_that_left(fleet: Any, kit: Any) -> None:
-    query = Losses(np.arange(6))
-    from fedcohort.hosts.flower.population import Population
+class Watching(PowerOfChoice):
+    """Asks everybody, and keeps what came back."""
 
-    federation = Population(fleet.grid, (), patience=5, clock=fleet.clock, sleep=fleet.clock.sleep)
-    federation.assemble(6)
-    fleet.grid.remove(fleet.grid.node_of("client-4"))
-    federation.refresh()
-    names = [f"client-{i}" for i in query.clients]
-    values = federation.losses(kit.model(), names, query.signals, 5.0)[Signal.LOSS]
-    np.testing.assert_allclose(values, [0.5, 1.5, 2.5, 3.5, np.nan, 5.5])
+    seen: ClassVar[list[Any]] = []
+
+    def select(self, state: Any, slate: Slate, answer: Answer | None, rng: Any) -> Any:
+        assert answer is not None
+        self.seen.append(answer[Signal.LOSS].copy())
+        return super().select(state, slate, answer, rng)
+
+
+def test_a_losses_query_names_clients_that_left(fleet: Any, kit: Any) -> None:
+    gone = fleet.grid.node_of("client-4")
+    fleet.grid.hooks.append(
+        lambda message: fleet.grid.nodes.pop(gone, None) if message.metadata.message_type == LOSSES else None
+    )
+    Watching.seen.clear()
+    fleet.strategy(Watching(d=6), FedAvg(fraction_train=0.34)).start(fleet.grid, kit.model(), num_rounds=1)
+    np.testing.assert_allclose(Watching.seen[0], [0.5, 1.5, 2.5, 3.5, np.nan, 5.5])

@@ -36,7 +36,6 @@ from fedcohort.hosts.live import Aggregation, Online
 from fedcohort.hosts.live_run import CHECKPOINT, LiveRun
 from fedcohort.hosts.measures import Measures, output_of
 from fedcohort.hosts.orders import Order
-from fedcohort.hosts.questions import read_losses
 from fedcohort.hosts.round import FederationTimeoutError, Reply, Round
 from fedcohort.hosts.weights import bounded_weights
 from fedcohort.hosts.wire import RECORD, SEED, WORK, question
@@ -434,22 +433,19 @@ class FlareRun(LiveRun):
         self._close(task_message)
         return answers
 
-    def losses(
+    def ask_losses(
         self, model: Mapping[str, AnyArray], names: Sequence[str], signals: frozenset[Signal]
-    ) -> Mapping[Signal, FloatArray]:
-        """Ask sites for losses of a model; NaN for those that do not answer in time."""
+    ) -> Mapping[str, Mapping[str, object] | str | None]:
+        """Ask sites for losses of a model; return by name what each reported, or why it reported nothing."""
         connected = [name for name in names if name in set(self.sites.connected)]
-        answers: Mapping[str, _Arrival] = {}
-        if connected:
-            task_message = self._post(LOSSES, connected, model, question(signals), current_round=self.running.round)
-            answers = self._exchange(task_message, connected, self.policy.query_deadline or self.policy.fixed_deadline)
-        reports = {
+        if not connected:
+            return {}
+        task_message = self._post(LOSSES, connected, model, question(signals), current_round=self.running.round)
+        deadline = self.policy.query_deadline or self.policy.fixed_deadline
+        return {
             name: arrival.problem if arrival.result is None else record_of(arrival.result)
-            for name, arrival in answers.items()
+            for name, arrival in self._exchange(task_message, connected, deadline).items()
         }
-        return read_losses(
-            names, signals, reports, lambda site, why: self.log(f"{site} gave no losses: {why}", logging.WARNING)
-        )
 
     def train_trial(self, cohort: Sequence[str], seed: int) -> dict[str, AnyArray] | None:
         """Let a trial cohort train; return the average of its models, or None if it has none."""

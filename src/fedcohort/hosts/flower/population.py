@@ -5,24 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import IntArray
 from fedcohort.core.clients import ClientTable, LabelCounts, LabelGramRows, LabelInfo
 from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, SignalError
-from fedcohort.core.protocol import Losses
 from fedcohort.core.signals import TABLE_SIGNALS, Signal
 from fedcohort.core.text import join_names, natural, shorten
-from fedcohort.hosts.flower.exchange import Outbox, OutstandingReplies, exchange
+from fedcohort.hosts.flower.exchange import OutstandingReplies
 from fedcohort.hosts.flower.roster import Card, Roster
-from fedcohort.hosts.flower.wire import LOSSES
-from fedcohort.hosts.questions import read_losses
 from fedcohort.hosts.round import FederationTimeoutError
-from fedcohort.hosts.wire import LABELS, RECORD, Description, most_classes, question
+from fedcohort.hosts.wire import LABELS, Description, most_classes
 from fedcohort.journal.events import REGISTERED
 from fedcohort.privacy.label_decoders import ClientRefusedError, LabelDecoder
 
@@ -453,22 +448,3 @@ class Population:
             return clients[:0]
         online, names = self.online, session.table.names_of(clients)
         return clients[[self.outstanding.busy(name, online[name].node) for name in names]]
-
-    # -- queries --------------------------------------------------------------------------------------------------
-
-    def losses(
-        self, arrays: ArrayRecord, names: Sequence[str], signals: frozenset[Signal], deadline: float
-    ) -> Mapping[Signal, FloatArray]:
-        """Ask ``names`` for losses of ``arrays``; NaN for clients that do not answer in time."""
-        content = RecordDict({"arrays": arrays, RECORD: ConfigRecord(question(signals))})
-        online = self.online
-        messages = {
-            name: Message(content, dst_node_id=online[name].node, message_type=LOSSES)
-            for name in names
-            if name in online and Losses.needs in online[name].description.signals
-        }
-        replies = exchange(Outbox(self.grid, self.clock, self.sleep), messages, deadline, self.outstanding)
-        reports = {
-            name: reply.error or reply.message.content.config_records.get(RECORD) for name, reply in replies.items()
-        }
-        return read_losses(names, signals, reports, partial(log.warning, "client %r gave no losses: %s"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -20,7 +20,7 @@ from fedcohort.audit.choices import receipt
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError, ParameterError, SignalError
-from fedcohort.core.protocol import Answer, Cohort, Query, Status, Trial
+from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
 from fedcohort.core.signals import TABLE_SIGNALS, OnServer, Signal, metrics_of, vectors_of
 from fedcohort.core.text import join_names
 from fedcohort.core.vectors import needs_output_layer
@@ -40,13 +40,14 @@ from fedcohort.hosts.flower.replies import (
 )
 from fedcohort.hosts.flower.roster import Card
 from fedcohort.hosts.flower.training import LATE_GRACE_SECONDS, as_errors, train_messages, with_bounded_weights
+from fedcohort.hosts.flower.wire import LOSSES
 from fedcohort.hosts.flower.wrapped_strategy import InnerStrategyError, StrategyState
 from fedcohort.hosts.live import Aggregation, Online
 from fedcohort.hosts.live_run import CHECKPOINT, LiveRun
 from fedcohort.hosts.measures import Measures, is_statistic, output_of
 from fedcohort.hosts.orders import Order
 from fedcohort.hosts.round import Late, Reply, Round, Shortage
-from fedcohort.hosts.wire import plain, question
+from fedcohort.hosts.wire import RECORD, plain, question
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import CORRECTED
 from fedcohort.session.resume import participations
@@ -681,11 +682,20 @@ class FlowerRun(LiveRun):
             )
         return super().answer(query, available)
 
-    def losses(
+    def ask_losses(
         self, model: ArrayRecord, names: Sequence[str], signals: frozenset[Signal]
-    ) -> Mapping[Signal, FloatArray]:
-        """Ask clients for losses of a model; NaN for those that do not answer in time."""
-        return self.population.losses(model, names, signals, self.policy.query_deadline or self.deadline)
+    ) -> Mapping[str, Mapping[str, object] | str | None]:
+        """Ask clients for losses of a model; return by name what each reported, or why it reported nothing."""
+        content = RecordDict({"arrays": model, RECORD: ConfigRecord(question(signals))})
+        online = self.population.online
+        messages = {
+            name: Message(content, dst_node_id=online[name].node, message_type=LOSSES)
+            for name in names
+            if name in online and Losses.needs in online[name].description.signals
+        }
+        deadline = self.policy.query_deadline or self.deadline
+        replies = exchange(self._outbox(), messages, deadline, self.outstanding)
+        return {n: reply.error or reply.message.content.config_records.get(RECORD) for n, reply in replies.items()}
 
     def train_trial(self, cohort: Sequence[str], seed: int) -> ArrayRecord | None:
         """Let a trial cohort train; return the average of its models, or None if it has none."""
