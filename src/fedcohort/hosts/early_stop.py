@@ -62,25 +62,26 @@ class Watch:
             return None
         session.commit()
         recorded = session.journal.metrics(since=self._seen + 1)
+        sign = -1.0 if rule.minimise else 1.0
         for model, numbers in recorded.items():
-            value = numbers.get(rule.metric, math.nan)
-            if not math.isfinite(value):
-                continue
-            self._seen = model
-            value = -value if rule.minimise else value
-            if self._best_model < 0 or value > self._best + rule.min_improvement:
-                self._best, self._best_model = value, model
-        if self._best_model < 0 and session.round >= rule.models and not self._warned:
-            self._warned = True
-            names = sorted({name for numbers in recorded.values() for name in numbers})
-            log.warning(
-                "%r is not recorded, so the run does not end early; recorded: %s", rule.metric, names or "nothing"
-            )
-        if self._best_model < 0 or self._seen - self._best_model < rule.models:
+            value = sign * numbers.get(rule.metric, math.nan)
+            if math.isfinite(value):  # a model that was not evaluated, or is nan, counts with the next one that was
+                self._seen = model
+                if self._best_model < 0 or value > self._best + rule.min_improvement:
+                    self._best, self._best_model = value, model
+        if self._best_model < 0:
+            if session.round >= rule.models and not self._warned:
+                self._warned = True
+                names = sorted({name for numbers in recorded.values() for name in numbers})
+                log.warning(
+                    "%r is not recorded, so the run does not end early; recorded: %s", rule.metric, names or "nothing"
+                )
             return None
-        best = -self._best if rule.minimise else self._best
+        worse = self._seen - self._best_model
+        if worse < rule.models:
+            return None
         least = f" by more than {rule.min_improvement:g}" if rule.min_improvement else ""
         return (
-            f"{rule.metric} has not improved{least} in {self._seen - self._best_model} models; "
-            f"its best was {best:.4g}, after model {self._best_model}"
+            f"{rule.metric} has not improved{least} in {worse} models; "
+            f"its best was {sign * self._best:.4g}, after model {self._best_model}"
         )

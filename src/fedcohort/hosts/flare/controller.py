@@ -220,9 +220,12 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
 
     # -- for FLARE ----------------------------------------------------------------------------------------------------
 
+    # Methods of FLARE's own controller, which has no public way to follow one task of one site.
+
     def _build_shareable(self, data: FLModel = None) -> Shareable:
         shareable = super()._build_shareable(data)
         if self._outgoing is not None and self._outgoing.ticket is not None:
+            # FLARE forgets a task at its timeout; the cookie says to which cohort a later result belongs.
             shareable.add_cookie(TICKET, self._outgoing.ticket)
         return shareable
 
@@ -232,6 +235,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         return task
 
     def _prepare_task_data(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        # Called when a site fetches its task; until then it is free, however long the task is open.
         client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK).fetched.add(client_task.client.name)
         super()._prepare_task_data(client_task, fl_ctx)
 

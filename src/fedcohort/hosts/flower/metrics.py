@@ -113,8 +113,6 @@ def _mean(values: Mapping[str, _Value], records: Mapping[str, MetricRecord], key
     weights = {client: float(records[client][key]) for client in values}  # type: ignore[arg-type]
     total = math.fsum(weights.values())
     shares = {c: weight / total if total > 0 else 1 / len(weights) for c, weight in weights.items()}
-    first = next(iter(values.values()))
-    if not isinstance(first, list):
-        return math.fsum(shares[c] * value for c, value in values.items() if not isinstance(value, list))
-    rows = {c: value for c, value in values.items() if isinstance(value, list)}
-    return [math.fsum(shares[c] * row[i] for c, row in rows.items()) for i in range(len(first))]
+    rows = {c: value if isinstance(value, list) else [value] for c, value in values.items()}
+    mean = [math.fsum(shares[c] * row[i] for c, row in rows.items()) for i in range(min(map(len, rows.values())))]
+    return mean if any(isinstance(value, list) for value in values.values()) else mean[0]
