@@ -43,21 +43,6 @@ def normal_form(name: str) -> str:
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
-def _usable_name(name: str) -> str:
-    """Return the name that a client chose for itself, composed; an empty name means none.
-
-    It has at most 200 printable characters and no space at either end. The names that a host gives its clients in a
-    :class:`~fedcohort.core.clients.ClientTable` may be any text.
-    """
-    composed = normal_form(name)
-    if len(composed) > _MAX_NAME_LENGTH or not composed.isprintable() or composed != composed.strip():
-        raise ValueError(
-            f"'name' must be printable, without a space at either end, and have at most {_MAX_NAME_LENGTH} characters. "
-            f"Got {name[: _MAX_NAME_LENGTH + 1]!r}"
-        )
-    return composed
-
-
 @dataclass(frozen=True)
 class Description:
     """A client's answer to DESCRIBE.
@@ -65,7 +50,7 @@ class Description:
     Parameters
     ----------
     name : str
-        The same after a restart; empty if the client has none. See :func:`_usable_name`.
+        The same after a restart; empty if the client has none. At most 200 printable characters, in composed form.
     size : int or None
         Number of training samples.
     label_counts : tuple of int or None
@@ -86,7 +71,14 @@ class Description:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", _usable_name(self.name))
+        # The names that a host gives its clients in a table may be any text.
+        name = normal_form(self.name)
+        if len(name) > _MAX_NAME_LENGTH or not name.isprintable() or name != name.strip():
+            raise ValueError(
+                f"'name' must be printable, without a space at either end, and have at most {_MAX_NAME_LENGTH} "
+                f"characters. Got {self.name[: _MAX_NAME_LENGTH + 1]!r}"
+            )
+        object.__setattr__(self, "name", name)
 
     def known_signals(self, sealed: bool = False) -> frozenset[Signal]:
         """Return what is known about the client.

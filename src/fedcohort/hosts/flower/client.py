@@ -27,7 +27,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.core.validate import instance
 from fedcohort.hosts.answers import Answers as AnyAnswers
 from fedcohort.hosts.answers import Facts, Measurement, TorchMeasures
-from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES, only_arrays
+from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES
 from fedcohort.hosts.wire import (
     COMMITMENT,
     CONFIRMATION,
@@ -167,7 +167,7 @@ class _CohortClient(ClientApp):
         return Message(RecordDict({RECORD: ConfigRecord(description.to_record())}), reply_to=message)
 
     def _losses(self, message: Message, context: Context) -> Message:
-        arrays = only_arrays(message.content)
+        arrays = _only_arrays(message.content)
         if arrays is None:
             raise InputError("A question for losses must carry exactly one model.")
         signals = asked_signals(cast(ConfigRecord, message.content[RECORD]))
@@ -182,14 +182,14 @@ class _CohortClient(ClientApp):
             log.info("the server is committed to %s", question[COMMITMENT])
         if self._answers.confirm is not None:
             self._confirm(self._answers.confirm, question.get(CONFIRMATION), context)
-        received = only_arrays(message.content)
+        received = _only_arrays(message.content)
         # Removed, because some of Flower's mods refuse a message with a second ConfigRecord.
         message.content = RecordDict({k: v for k, v in message.content.items() if k != RECORD})
         asked = signals if received is not None else frozenset[Signal]()
         measurement = Measurement(self._answers, asked, received, context)
         reply = self._app(message, context)
         if reply.has_content():
-            trained = only_arrays(reply.content)
+            trained = _only_arrays(reply.content)
             report = measurement.report(self._answers.name(context), lambda: trained)
             reply.content[RECORD] = ConfigRecord(report)
         return reply
@@ -204,6 +204,12 @@ class _CohortClient(ClientApp):
             log.error("this client does not train: %s", error)
             raise
         log.info("the key holder opened this client's labels as sealed, in the set of clients %s", digest)
+
+
+def _only_arrays(content: RecordDict) -> ArrayRecord | None:
+    """Return the only ArrayRecord of a message, or None if there is not exactly one."""
+    records = list(content.array_records.values())
+    return records[0] if len(records) == 1 else None
 
 
 class _LabelSealer(Protocol):

@@ -26,7 +26,6 @@ from fedcohort.hosts.flower.logs import log_corrections, log_failures, say
 from fedcohort.hosts.flower.metrics import scalars
 from fedcohort.hosts.flower.replies import CheckedMessage, measures_of
 from fedcohort.hosts.flower.run import FlowerRun
-from fedcohort.hosts.flower.training import with_bounded_weights
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.live import Aggregation
 from fedcohort.hosts.live_flow import FlowHost, play_flow
@@ -144,7 +143,7 @@ class FlowRun(FlowerRun, FlowHost):
         sizes = {names[ticket]: self._answers[ticket].size for ticket in names}
         waiting = [self._answers[ticket].reply._replace(name=name) for ticket, name in names.items()]
         # The share of a client is limited later, when the aggregator has weighed its answers.
-        checked, corrections = with_bounded_weights(waiting, self.wrapped, sizes, None)
+        checked, corrections = self._bound_weights(waiting, sizes, None)
         valid = [
             (answer, staleness, reply)
             for (answer, staleness), reply in zip(answers, checked, strict=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -37,17 +38,18 @@ from fedcohort.hosts.flower.replies import (
     evaluations,
     measures_of,
     weighted_average,
+    with_common_names,
 )
 from fedcohort.hosts.flower.roster import Card
-from fedcohort.hosts.flower.training import LATE_GRACE_SECONDS, as_errors, train_messages, with_bounded_weights
 from fedcohort.hosts.flower.wire import LOSSES
-from fedcohort.hosts.flower.wrapped_strategy import InnerStrategyError, StrategyState
+from fedcohort.hosts.flower.wrapped_strategy import InnerStrategyError, StrategyState, WrappedStrategy
 from fedcohort.hosts.live import Aggregation, Online
 from fedcohort.hosts.live_run import CHECKPOINT, LiveRun
 from fedcohort.hosts.measures import Measures, is_statistic, output_of
 from fedcohort.hosts.orders import Order
 from fedcohort.hosts.round import Late, Reply, Round, Shortage
-from fedcohort.hosts.wire import RECORD, plain, question
+from fedcohort.hosts.weights import bounded_weights
+from fedcohort.hosts.wire import CONFIRMATION, RECORD, SEED, WORK, plain, question
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import CORRECTED
 from fedcohort.session.resume import participations
@@ -61,6 +63,7 @@ log = logging.getLogger("flwr.fedcohort")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]  # evaluates the model of a round at the server
 ShouldStop = Callable[[int, Result], bool]
 _OK = Status.OK
+LATE_GRACE_SECONDS = 60.0  # seconds, at least, between a train message's deadline and its end, for late answers
 _NAMED = 8  # how many clients a log message names
 _EVALUATION = "evaluation"  # the random stream for the choice of evaluating clients
 
@@ -357,23 +360,68 @@ class FlowerRun(LiveRun):
         self._checker = self._checks(arrays, required)
         optional = self._optional_signals | session.trial_signals
         signals = required | (optional & self.population.supplied_signals())
-        self._sent = train_messages(
+        self._sent = self._train_messages(
             self.wrapped,
             cohort.round + 1,
             {name: online[name] for name in cohort.names if name in online},
             arrays,
             config,
-            self.grid,
             seed=seed,
             ask=question(signals, receipt(session.journal, cohort.ticket, cohort.round)),
             work={} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True)),
-            confirmations=self.population.confirmations(cohort.names),
         )
         for message in self._sent.values():
             message.metadata.ttl = self.deadline + max(self.deadline, LATE_GRACE_SECONDS)
         refused = outbox.send(self._sent)
         reasons = {name: "not online" for name in cohort.names if name not in online}
         return reasons | dict.fromkeys(refused, "the SuperLink did not accept the message")
+
+    def _train_messages(
+        self,
+        wrapped: WrappedStrategy,
+        server_round: int,
+        cards: Mapping[str, Card],
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        *,
+        seed: int,
+        ask: Mapping[str, Any],
+        work: Mapping[str, float],
+    ) -> dict[str, Message]:
+        """Return the strategy's own train messages for ``cards``, with fedcohort's additions for each client.
+
+        Parameters
+        ----------
+        ask : mapping
+            The :func:`~fedcohort.hosts.wire.question` for clients that answer.
+        work : mapping of str to float
+            By client, its amount of training as a multiple of the default.
+        """
+        if not cards:
+            return {}
+        nodes = [card.node for card in cards.values()]
+        messages = wrapped.configure_train(server_round, arrays, config, self.grid, nodes)
+        confirmations = self.population.confirmations(list(cards))
+        # Equal contents share one object, which Flower then hashes and uploads only once.
+        variants: dict[tuple[int, float | None, bool, bytes | None], tuple[RecordDict, RecordDict]] = {}
+        by_name: dict[str, Message] = {}
+        for name, card in cards.items():
+            message = by_name[name] = messages[card.node]
+            original, factor, confirmation = message.content, work.get(name), confirmations.get(name)
+            variant = (id(original), factor, card.answers, confirmation)
+            if variant not in variants:
+                content = RecordDict(dict(original))
+                before = content.config_records.get(wrapped.config_key, ConfigRecord())
+                ours = {SEED: seed} if factor is None else {SEED: seed, WORK: float(factor)}
+                # A copy, because the strategy may write into its config while this message is on its way.
+                content[wrapped.config_key] = ConfigRecord({**before, **ours})
+                if card.answers:
+                    confirmed = {} if confirmation is None else {CONFIRMATION: confirmation}
+                    content[RECORD] = ConfigRecord({**ask, **confirmed})
+                # The original must stay alive, or its id could be used again.
+                variants[variant] = (original, content)
+            message.content = variants[variant][1]
+        return by_name
 
     def _checks(self, arrays: ArrayRecord, required: frozenset[Signal] = frozenset()) -> Checker:
         """Return the checks of replies to ``arrays``."""
@@ -469,13 +517,26 @@ class FlowerRun(LiveRun):
     def _bound(self, replies: Sequence[CheckedMessage]) -> tuple[list[CheckedMessage], dict[str, list[str]]]:
         """Return replies to the global model within all bounds, and the corrections by client."""
         sizes = {name: card.description.size for name, card in self.population.online.items()}
-        bounded, corrections = with_bounded_weights(replies, self.wrapped, sizes, self.policy.max_share)
+        bounded, corrections = self._bound_weights(replies, sizes, self.policy.max_share)
         # After the weights, so that a refused reply is not shortened for nothing.
         for i, reply in enumerate(bounded):
             bounded[i], texts = self._shorten(reply, self.model)
             if texts:
                 corrections.setdefault(reply.name, []).extend(texts)
         return bounded, corrections
+
+    def _bound_weights(
+        self, replies: Sequence[CheckedMessage], sizes: Mapping[str, int | None], max_share: float | None
+    ) -> tuple[list[CheckedMessage], dict[str, list[str]]]:
+        """Return replies with weights within their bounds, and the corrections; ``sizes`` are the declared ones."""
+        # First, because the weights of replies that are refused here must not influence the bounds.
+        bounded = with_common_names(replies, self.wrapped.arrays_key)
+        sent_weights = {reply.name: reply.weight for reply in bounded if reply.status is _OK}
+        weights, lowered = bounded_weights(sent_weights, sizes, max_share)
+        for i, reply in enumerate(bounded):
+            if reply.name in lowered:
+                bounded[i] = reply.with_weight(self.wrapped.weight_key, weights[reply.name])
+        return bounded, {name: [why] for name, why in lowered.items()}
 
     def _shorten(self, reply: CheckedMessage, arrays: ArrayRecord) -> tuple[CheckedMessage, list[str]]:
         """Return a checked reply to ``arrays`` with its update within the norm, and the corrections."""
@@ -518,9 +579,15 @@ class FlowerRun(LiveRun):
             share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
             key = self.wrapped.weight_key
             chosen = [reply.with_weight(key, reply.weight * share[reply.name]) for reply in chosen]
-        return self._average_models(
-            cohort.round + 1, [*chosen, *late], as_errors(checked, self._sent), corrections, round_.shortfall
-        )
+        # Strategies for differential privacy count the errors. One that we refuse is an error of the app for them.
+        errors = [
+            reply.message
+            if reply.message is not None and reply.message.has_error()
+            else Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reply.reason), reply_to=self._sent[reply.name])
+            for reply in checked
+            if reply.status is not _OK
+        ]
+        return self._average_models(cohort.round + 1, [*chosen, *late], errors, corrections, round_.shortfall)
 
     def _average_models(
         self,
@@ -702,17 +769,15 @@ class FlowerRun(LiveRun):
         online = self.population.online
         cards = {name: online[name] for name in cohort if name in online}
         # Copies, because a trial must not change the strategy: no moments, no privacy budget.
-        messages = train_messages(
+        messages = self._train_messages(
             self.wrapped.copy(),
             self.running.round + 1,
             cards,
             self.model,
             ConfigRecord(dict(self.config)),
-            self.grid,
             seed=seed,
             ask=question(()),
             work={},
-            confirmations=self.population.confirmations(list(cards)),
         )
         replies = exchange(self._outbox(), messages, self.deadline, self.outstanding)
         checked = self._checks(self.model).check_all(replies[name] for name in cards if name in replies)
