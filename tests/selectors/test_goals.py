@@ -15,12 +15,14 @@ def test_rates_that_balance_the_federation_are_those_of_the_linear_system(form):
     rng = np.random.default_rng(4)
     counts = np.array([rng.multinomial(50, share) for share in rng.dirichlet([0.2, 0.2, 0.2, 0.05], size=40)], float)
     off = (counts - counts.sum(1, keepdims=True) / 4) / counts.sum()
-    stiffness = (1 - 1 / 4) / 50  # the sampling error of one client's counts
-    wanted = np.linalg.solve(40 * off @ off.T + stiffness * np.eye(40), np.ones(40))
+    stiffness = 0.005 + 2 * (1 - 1 / 4) / counts.sum()  # five negligible imbalances, and twice the sampling error
+    weights = counts.sum(1) / counts.sum()  # the samples stay as many: a Lagrange multiplier
+    system = np.block([[40 * off @ off.T + stiffness * np.eye(40), weights[:, None]], [weights, np.zeros(1)]])
+    wanted = np.linalg.solve(system, [stiffness] * 40 + [1.0])[:40]
     found = balancing_rates(in_form(form, counts), counts.sum(1), 4.0)
     wanted = np.clip(wanted / wanted.mean(), 1 / 4, 4)
-    left = imbalance(wanted @ counts) / imbalance(counts.sum(0))
-    np.testing.assert_allclose(found, 1 + (1 - left) * (wanted - 1), atol=1e-5)
+    left = max(imbalance(wanted @ counts), 1e-3) / imbalance(counts.sum(0))
+    np.testing.assert_allclose(found, 1 + (1 - left**3) * (wanted - 1), atol=1e-5)
     assert imbalance(found @ counts) < 0.3 * imbalance(counts.sum(0))
 
 

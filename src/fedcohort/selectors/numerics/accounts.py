@@ -133,7 +133,7 @@ class Choice:
         if slate.busy is not None:
             online = able.copy()
             online[slate.busy] = True
-        self.accounts = self._grown(_moved(accounts, share, online, able), sizes)
+        self.accounts = _grown(_moved(accounts, share, online, able), share, slate, sizes)
         least, most = exponents(share)
         self._falls, self._rises = -math.expm1(-least), math.expm1(most)
         budget = 2.0 * len(able)
@@ -153,22 +153,6 @@ class Choice:
         else:
             first = np.argpartition(self.prices, self.size - 1)[: self.size]
             self._cheapest = first[np.argsort(self.prices[first], kind="stable")]
-
-    def _grown(self, accounts: Accounts, sizes: FloatArray | None) -> Accounts:
-        """Add what an even draw of the cohort would give everybody, and return the accounts with their sums."""
-        online, able = accounts.online, accounts.able
-        if sizes is not None:
-            chance = np.zeros(len(online))
-            chance[online] = inclusion_probabilities(sizes[online], self.size)
-            even, free = accounts.even + chance, accounts.free + np.where(able, chance, 0.0)
-            return _summed(dataclasses.replace(accounts, even=even, free=free), self.share)
-        step = self.size / int(np.count_nonzero(online))
-        accounts = dataclasses.replace(accounts, clock=accounts.clock + step)
-        if accounts.clock > accounts.summed + _SUMMED:
-            return _summed(accounts, self.share)
-        least, most = exponents(self.share)
-        growth = np.exp([least * step / self.share, -most * self.share * step, 0.0, 0.0])
-        return dataclasses.replace(accounts, sums=accounts.sums * growth)
 
     @property
     def is_possible(self) -> bool:
@@ -230,8 +214,8 @@ class Choice:
         sums, asked = self.accounts.sums.copy(), self.accounts.asked.copy()
         sums[:2] += -self._falls * low.sum(), self._rises * high.sum()
         asked[clients] += 1
-        now = dataclasses.replace(self.accounts, sums=sums, asked=asked)
-        return dataclasses.replace(state, **{f.name: getattr(now, f.name) for f in dataclasses.fields(Accounts)})
+        now = {f.name: getattr(self.accounts, f.name) for f in dataclasses.fields(Accounts)}
+        return dataclasses.replace(state, **(now | {"sums": sums, "asked": asked}))
 
 
 def names_for_note(slate: Slate, clients: IntArray) -> str:
@@ -271,4 +255,21 @@ def _moved(accounts: Accounts, share: float, online: BoolArray, able: BoolArray)
     even[moved] -= arrived * accounts.clock
     free[moved] -= came * accounts.clock
     sums = accounts.sums + np.array([low_moved, high_moved, -low_moved, -high_moved])
-    return dataclasses.replace(accounts, sums=sums, even=even, free=free, online=online, able=able)
+    return Accounts(accounts.clock, accounts.summed, sums, accounts.asked, even, free, online, able)
+
+
+def _grown(accounts: Accounts, share: float, slate: Slate, sizes: FloatArray | None) -> Accounts:
+    """Return the accounts with what an even draw of the cohort would give everybody."""
+    online, able = accounts.online, accounts.able
+    if sizes is not None:
+        chance = np.zeros(len(online))
+        chance[online] = inclusion_probabilities(sizes[online], slate.size)
+        even, free = accounts.even + chance, accounts.free + np.where(able, chance, 0.0)
+        return _summed(dataclasses.replace(accounts, even=even, free=free), share)
+    step = slate.size / (len(slate.candidates) + (0 if slate.busy is None else len(slate.busy)))
+    clock = accounts.clock + step
+    if clock > accounts.summed + _SUMMED:
+        return _summed(dataclasses.replace(accounts, clock=clock), share)
+    least, most = exponents(share)
+    sums = accounts.sums * np.exp([least * step / share, -most * share * step, 0.0, 0.0])
+    return Accounts(clock, accounts.summed, sums, accounts.asked, accounts.even, accounts.free, online, able)

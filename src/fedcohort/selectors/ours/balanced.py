@@ -34,7 +34,14 @@ from fedcohort.selectors.numerics.accounts import (
 from fedcohort.selectors.numerics.class_balance import ClassBalance, Past
 from fedcohort.selectors.numerics.running import update_means
 from fedcohort.selectors.numerics.sampling import log_choice
-from fedcohort.selectors.ours.goals import aim_of, balancing_rates, direction_group, group_with_aim, update_directions
+from fedcohort.selectors.ours.goals import (
+    NEGLIGIBLE,
+    aim_of,
+    balancing_rates,
+    direction_group,
+    group_with_aim,
+    update_directions,
+)
 
 _PAST = 0.5  # how much a round counts in the balance of the next (lambda)
 _LEAD = 0.5  # weight of having been asked often (gamma)
@@ -42,9 +49,11 @@ _FORGOTTEN = 1e-3  # a past cohort with a smaller weight no longer counts
 _MEMORY_SECONDS = 20  # a client's expected duration is the mean of about this many reports
 _PASSES = {"labels": 2, "directions": 1, "nothing": 1}  # of swaps; more would fit the errors of estimated directions
 # Distances below this count as equal. If a cohort is as good as the federation allows, differences between others are
-# no reason to ask the same few clients again and again: 1e-3 is one sample in thirty of another class.
-_FLOOR = {"labels": 1e-3, "directions": 1e-2, "nothing": 0.0}
-_LOOKED_AT = 2048  # with more candidates, a random sample of them is looked at
+# no reason to ask the same few clients again and again.
+_FLOOR = {"labels": NEGLIGIBLE, "directions": 1e-2, "nothing": 0.0}
+# With more candidates, a random sample of them is looked at. It is a little larger than the number of candidates up to
+# which every score is recorded, because recording them would take longer than choosing.
+_LOOKED_AT = 1200
 
 _SIGNALS = {
     "labels": frozenset({Signal.LABEL_PRODUCTS, Signal.SIZES}),
@@ -94,7 +103,7 @@ class Balanced(Selector[BalanceState]):
     and would have been asked :math:`a_n` times by an even draw; :math:`\gamma` = 0.5. :math:`u_n` is a random number
     below 1, so that similar clients do not form the same cohorts again and again.
 
-    With more than 2,048 candidates (or four times the most that S admits), a random sample of so many is looked at:
+    With more than 1,200 candidates (or four times the most that S admits), a random sample of so many is looked at:
     even the most wanted client is in more of these samples than its share permits it to be asked.
 
     In an asynchronous session, where clients are chosen one by one, the busy clients replace the rounds before, and m

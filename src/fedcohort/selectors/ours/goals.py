@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
@@ -11,6 +13,9 @@ from fedcohort.selectors.numerics.class_balance import ClassBalance, FactorBalan
 _SOLVE_STEPS, _SOLVE_ERROR = 200, 1e-12
 _MEMORY = 10  # a direction is the mean of about this many updates
 
+NEGLIGIBLE = 1e-3
+"""A QCID that does not matter: one sample in thirty is of another class."""
+
 
 def balancing_rates(labels: LabelInfo, sizes: FloatArray, share: float) -> FloatArray:
     r"""Return (N,) how often clients should be asked, 1 on average, so that all data together are balanced.
@@ -18,10 +23,11 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, share: float) -> Float
     They are between 1 / ``share`` and ``share``, because accounts do not permit more.
 
     The rates r minimise :math:`QCID(r) + \mu \, \overline{(r_n - 1)^2}`, where QCID is that of the whole federation
-    with client n counted :math:`r_n` times. :math:`\mu` is the imbalance that balanced data of the size of a mean
-    client has by chance: the classes of few samples are no reason to ask a client often. Then they are drawn towards
-    1 by the share of the imbalance that they leave. Solved by conjugate gradients to six digits, so that all forms of
-    labels give the same result.
+    with client n counted :math:`r_n` times, and as many samples as before. :math:`\mu` is five times
+    :data:`NEGLIGIBLE` plus twice the sampling error of all counts, by about which rates fitted to these counts look
+    better than they are. Then the rates are drawn towards 1 by the cube of the share of the imbalance that they leave,
+    where a negligible imbalance is none. Solved by conjugate gradients to six digits, so that all forms of labels give
+    the same result.
 
     Examples
     --------
@@ -32,7 +38,7 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, share: float) -> Float
     n, samples = len(sizes), float(sizes.sum())
     if n == 0 or samples <= 0:
         return np.ones(n)
-    stiffness = float(chance(np.asarray(samples / n), labels.classes))
+    stiffness = 5.0 * NEGLIGIBLE + 2.0 * float(chance(np.asarray(samples), labels.classes))
     shares = sizes / samples
     if isinstance(labels, LabelGram):
         gram = labels.gram / samples / samples
@@ -49,34 +55,43 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, share: float) -> Float
     def product(rates: FloatArray) -> FloatArray:
         return np.asarray(n * imbalance(rates) + stiffness * rates)
 
-    # Conjugate gradients from r = 1: few steps, and only products with the labels, so that a factor or a Gram matrix
-    # will do as well as counts.
-    rates = np.ones(n)
-    rest = stiffness * rates - product(rates)
-    step = rest.copy()
-    length = float(rest @ rest)
+    # Without the constraint on the number of samples, all rates but those of clients with few samples would fall.
+    free, per_sample = _solved(product, np.full(n, stiffness)), _solved(product, shares)
+    if free is None or per_sample is None:  # a Gram matrix that is not one: label products contradict each other
+        return np.ones(n)
+    rates = free + (1.0 - shares @ free) / (shares @ per_sample) * per_sample
+    if rates.mean() <= 0:
+        return np.ones(n)
+    rates = np.clip(rates / rates.mean(), 1 / share, share)
+    # Rates that hardly help are not worth the data they leave out, and count as little: every writer has more digits
+    # than letters. The cube lets those count that remove half of an imbalance, which is all that S may permit.
+    even = np.ones(n)
+    before, after = (max(float(r @ imbalance(r)) / float(r @ shares) ** 2, NEGLIGIBLE) for r in (even, rates))
+    helped = 1.0 - min(after / before, 1.0) ** 3
+    return np.asarray(np.round(even + helped * (rates - even), 6))
+
+
+def _solved(product: Callable[[FloatArray], FloatArray], target: FloatArray) -> FloatArray | None:
+    """Return the x with ``product(x) == target``; None if the product is not positive.
+
+    By conjugate gradients: few steps, and only products with the labels, so that a factor or a Gram matrix will do as
+    well as counts.
+    """
+    x, rest = np.zeros_like(target), target.copy()
+    step, length = rest.copy(), float(rest @ rest)
+    enough = length * _SOLVE_ERROR**2
     for _ in range(_SOLVE_STEPS):
-        if length <= n * _SOLVE_ERROR**2:
+        if length <= enough:
             break
         moved = product(step)
         curve = float(step @ moved)
-        if curve <= 0:  # a Gram matrix that is not one: somebody's label products contradict another's
-            return np.ones(n)
-        rates += length / curve * step
+        if curve <= 0:
+            return None
+        x += length / curve * step
         rest -= length / curve * moved
         length, before = float(rest @ rest), length
         step = rest + length / before * step
-    # The objective does not fix the scale of r beyond its pull towards 1.
-    mean = float(rates.mean())
-    if mean <= 0:
-        return np.ones(n)
-    rates = np.clip(rates / mean, 1 / share, share)
-    # Rates that hardly help are not worth the data they leave out, and count as little: every writer has more digits
-    # than letters.
-    even = np.ones(n)
-    before, after = (float(r @ imbalance(r)) / float(r @ shares) ** 2 for r in (even, rates))
-    helped = max(1.0 - after / before, 0.0) if before > 0 else 0.0
-    return np.asarray(np.round(even + helped * (rates - even), 6))
+    return x
 
 
 def _ones(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:

@@ -113,15 +113,17 @@ def balanced(v: Vector) -> Iterator[Expected]:
 
 
 def _rates(counts: Floats, share: float) -> Floats:
-    """Return r that minimises the imbalance of the mix plus mu times the mean of (r - 1)^2, as far as it helps."""
+    """Return r that minimises the imbalance plus mu times the mean of (r - 1)^2 at the same number of samples."""
     n, classes = counts.shape
     sizes, total = counts.sum(axis=1), counts.sum()
     rows = (counts - sizes[:, None] / classes) / total
-    mu = (1 - 1 / classes) / (total / n)
-    r = np.linalg.solve(n * rows @ rows.T + mu * np.eye(n), np.full(n, mu))
+    mu = 0.005 + 2 * (1 - 1 / classes) / total
+    weights = sizes / total
+    system = np.block([[n * rows @ rows.T + mu * np.eye(n), weights[:, None]], [weights, np.zeros(1)]])
+    r = np.linalg.solve(system, [*np.full(n, mu), 1.0])[:n]
     r = np.clip(r / r.mean(), 1 / share, share)
-    before, after = (((x @ counts / (x @ sizes) - 1 / classes) ** 2).sum() for x in (np.ones(n), r))
-    return np.asarray(1 + max(1 - after / before, 0.0) * (r - 1))
+    before, after = (max(((x @ counts / (x @ sizes) - 1 / classes) ** 2).sum(), 1e-3) for x in (np.ones(n), r))
+    return np.asarray(1 + (1 - min(after / before, 1.0) ** 3) * (r - 1))
 
 
 def _cohort(
