@@ -352,6 +352,10 @@ class Life:
         if len(self.session.shadows) < 3:
             self.attempt(lambda: self.session.add_shadow(name, shadow))
 
+    def try_selector(self, r: Random) -> None:
+        rounds = r.randint(1, 3) if r.random() < 0.9 else odd(r)
+        self.attempt(lambda: self.session.try_selector(selector(r), rounds, watch=r.random() < 0.3))
+
     def remove_shadow(self, r: Random) -> None:
         name = r.choice([*self.session.shadows, "nobody"]) if r.random() < 0.85 else odd(r)
         self.attempt(lambda: self.session.remove_shadow(name))
@@ -431,6 +435,6 @@ def _bytes(array) -> bytes | None:
 
 EVENTS = {name: getattr(Life, name) for name in (
     "ask", "tell", "abandon", "record", "note", "explain", "set_rules", "set_attributes", "join", "leave", "rejoin",
-    "update_facts", "forget", "change_selector", "add_shadow", "remove_shadow", "commit", "reopen", "kill", "prune",
-    "fill_disk", "prove",
+    "update_facts", "forget", "change_selector", "add_shadow", "try_selector", "remove_shadow", "commit", "reopen",
+    "kill", "prune", "fill_disk", "prove",
 )}  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.errors import FedcohortError, InputError
+from fedcohort.core.errors import FedcohortError, InputError, JournalError
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector
 from fedcohort.core.selector_spec import describe, described_name, rebuild_selector
 from fedcohort.core.signals import Signal
@@ -242,7 +242,10 @@ class LiveRun(Host):
             log.info("an operator's order stays in force: %s chooses, not %s", described_name(ordered), given)
             selector = rebuild_selector(ordered, None, journal)
         if known is not None and trial is not None and trial.name in running:
-            known[trial.name] = rebuild_selector(running[trial.name], None, journal)
+            try:
+                known[trial.name] = rebuild_selector(running[trial.name], None, journal)
+            except JournalError as error:  # its code is not imported any more
+                log.warning("the trial of %r ends: %s", trial.name, error)
         session = Session.open(journal, selector, rules=rules, shadows=known, commit="manual", sign=settings.sign)
         ways = ("in rounds", "asynchronously")
         wrong = ""

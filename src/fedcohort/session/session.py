@@ -24,7 +24,7 @@ import numpy as np
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.errors import FedcohortError, InputError, JournalError, SelectorError, TicketError
+from fedcohort.core.errors import InputError, JournalError, SelectorError, TicketError
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Slate, Status
 from fedcohort.core.selector_spec import describe, rebuild_selector, selector_name, untrusted_reference
 from fedcohort.core.signals import Signal
@@ -276,8 +276,7 @@ class Session:
         elif before is not None and before != Rules():
             log.info("the rules of the journal stay in force: %r; rules=Rules() drops them", before)
         self._monitor = CoverageMonitor(selector_name(rebuilt), self.table.n, journal.picks(), quiet=quiet)
-        if self.asynchronous or not self._pending:
-            self._end_trial()
+        self._end_trial()
         return self
 
     def _resume_shadows(self, selector: Selector[Any] | None, shadows: Mapping[str, Selector[Any]] | None) -> None:
@@ -585,6 +584,7 @@ class Session:
             # Counted when it is asked, because its update may be in a model whatever becomes of the report.
             if self._referee is not None:
                 self._referee.ledger.count_cohort(cohort.round, cohort.clients)
+        self._end_trial()
         return cohort
 
     def _prepare(self, request: RoundRequest) -> _PreparedRequest:
@@ -665,6 +665,7 @@ class Session:
         )
         if report.complete:
             self._close(item, [news], host)
+            self._end_trial()
             return
         with self._event(host):
             self._add_replies([news])
@@ -724,6 +725,7 @@ class Session:
         if not self._next.asynchronous:
             round_, attempt = next_round(self.journal)
             self._next = dataclasses.replace(self._next, round=round_, attempt=attempt)
+        self._end_trial()
 
     def _close(self, item: PendingCohort, news: list[ReplyBlock], host: Any, abandoned: str | None = None) -> None:
         """Let every selector learn from a complete round."""
@@ -758,7 +760,6 @@ class Session:
                 self._referee.ledger.count_replies(cohort.ticket, cohort.clients, replies.status)
             else:  # its participations no longer count, so all are counted again from the journal
                 self._referee = referee_from(self._referee.rules, self.journal)
-        self._end_trial()
 
     def record(self, round_: int, metrics: Mapping[str, float | None]) -> None:
         """Record numbers about the global model after ``round_``, for reports and the dashboard (NaN: unknown)."""
@@ -996,15 +997,20 @@ class Session:
     def _end_trial(self) -> None:
         """If a trial is over, let its shadow choose from now on; a shadow that cannot is dropped."""
         trial = self._trial
-        if trial is None or self.round < trial.until or trial.name not in self.shadows:
+        if trial is None or trial.name not in self.shadows or self.round < trial.until:
             return
-        if trial.watch:
-            self._drop_shadow(trial.name, "removed", "its trial is over")
-            return
+        if self.round == trial.until and self._pending and not self.asynchronous:
+            return  # the last round of the trial is not over yet
         try:
-            self.change_selector(rebuild_selector(trial.selector, None, self.journal.path), order=trial.order)
-        except FedcohortError as error:
-            self._drop_shadow(trial.name, "failed", f"failed: it cannot take over: {error}")
+            if trial.watch:
+                self._drop_shadow(trial.name, "removed", "its trial is over")
+                return
+            try:
+                self.change_selector(self.shadows[trial.name], order=trial.order)
+            except SelectorError as error:
+                self._drop_shadow(trial.name, "failed", failure_note(error))
+        except JournalError as error:  # what happened before is recorded; the next event tries again
+            log.warning("the trial of %r cannot end yet: %s", trial.name, error)
 
     def remove_shadow(self, name: str) -> None:
         """Remove a shadow; what it would have picked stays on record."""
