@@ -316,7 +316,7 @@ class Fit:
             self.fitted.append(
                 f"Rounds: a deadline of {duration(record.deadline)}, as rounds with late clients show it."
             )
-        if self.overhead > 0.01 * np.exp(population.mean):
+        if self.overhead > 0.05 * np.exp(population.mean):
             self.fitted.append(f"Rounds: {duration(self.overhead)} of each round pass without any client at work.")
         if record.sizes is None:
             self.assumed.append("Sizes are not on record; they are drawn with a log deviation between 0 and 1.")
