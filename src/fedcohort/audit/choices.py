@@ -207,11 +207,19 @@ class _Audit(Replay):
             # The rest of the checks does not need the gaps.
             if not removed:  # a session cannot be replayed past a gap
                 self._replay()
-            self._check_signature(public)
-            self._check_receipts(receipts, public)
+            self._check_commitments(receipts, public)
             self._count()
+            causes = {events.FORGOTTEN: "clients were forgotten", events.PRUNED: "details of old rounds were pruned"}
+            reasons = [text for kind, text in causes.items() if self.journal.events(kind)]
+            if removed and not reasons:
+                raise DoesNotFollow(
+                    f"{removed} parts of the record are gone, and no event says that they were pruned or forgotten."
+                )
             if removed:
-                raise self._removed_error(removed)
+                raise _CannotBeConfirmed(
+                    f"No round can be recomputed: {' and '.join(reasons)}. The chain itself holds; audit an earlier "
+                    "copy, or rely on an earlier audit."
+                )
             if self.session is not None:
                 compare_states(self.journal, self.playing)
             self._remark()
@@ -238,7 +246,17 @@ class _Audit(Replay):
 
     # -- is the record complete? ---------------------------------------------------------------------------------------
 
-    def _check_receipts(self, receipts: Mapping[str, str], public: str | None) -> None:
+    def _check_commitments(self, receipts: Mapping[str, str], public: str | None) -> None:
+        """Check that the journal is signed with the right key, and that clients' receipts belong to it."""
+        signer = self.meta["signer"]
+        if public is not None and signer != public:
+            state = "is not signed, and so not" if signer is None else f"is signed with the key {signer}, not"
+            raise DoesNotFollow(f"The journal {state} with {public}.")
+        if signer is not None:
+            # Whoever copies a journal adds an empty link, and needs no key for that.
+            newest = next(link for link in reversed(self.chain) if not link.empty)
+            if not is_signed(newest.head.link.hex(), (newest.signature or b"").hex(), signer):
+                raise DoesNotFollow(f"The newest link is not signed with the key {signer}; every link must be.")
         seen = {link.head.link.hex() for link in self.chain}
         for line, origin in receipts.items():
             commitment, _, details = line.partition(" ")  # there are no details if only the commitment was kept
@@ -251,29 +269,6 @@ class _Audit(Replay):
             _, signed, signature = source.partition(_SIGNED)
             if public is not None and signed and not is_signed(commitment, signature[:_SIGNATURE], public):
                 raise DoesNotFollow(f"The commitment {commitment} ({source}) was not signed with the key {public}.")
-
-    def _check_signature(self, public: str | None) -> None:
-        signer = self.meta["signer"]
-        if public is not None and signer != public:
-            state = "is not signed, and so not" if signer is None else f"is signed with the key {signer}, not"
-            raise DoesNotFollow(f"The journal {state} with {public}.")
-        if signer is not None:
-            # Whoever copies a journal adds an empty link, and needs no key for that.
-            newest = next(link for link in reversed(self.chain) if not link.empty)
-            if not is_signed(newest.head.link.hex(), (newest.signature or b"").hex(), signer):
-                raise DoesNotFollow(f"The newest link is not signed with the key {signer}; every link must be.")
-
-    def _removed_error(self, removed: int) -> DoesNotFollow:
-        causes = {events.FORGOTTEN: "clients were forgotten", events.PRUNED: "details of old rounds were pruned"}
-        reasons = [text for kind, text in causes.items() if self.journal.events(kind)]
-        if not reasons:
-            return DoesNotFollow(
-                f"{removed} parts of the record are gone, and no event says that they were pruned or forgotten."
-            )
-        return _CannotBeConfirmed(
-            f"No round can be recomputed: {' and '.join(reasons)}. The chain itself holds; audit an earlier copy, or "
-            "rely on an earlier audit."
-        )
 
     # -- does it follow? ---------------------------------------------------------------------------------------------
 
@@ -313,22 +308,20 @@ class _Audit(Replay):
                     self.tell(number, self.replies.pop(number, []), self.abandoned.get(number))
             case "events":
                 _, kind, text = row
-                self._apply_event(kind, json.loads(text))
-
-    def _apply_event(self, kind: str, body: Mapping[str, Any]) -> None:
-        try:
-            if kind == events.CHANGED:
-                self.change_rules(body)
-            elif kind == events.SELECTOR:
-                self.change_selector(body)
-            elif kind == events.NEW_MODEL:
-                self.advance(body)
-            elif kind == events.ATTRIBUTES:
-                self.playing.set_attributes(body["clients"])
-        except JournalError as error:
-            raise DoesNotFollow(
-                f"From round {body.get('round')} on: {error.message} {error.hint or ''}".strip()
-            ) from error
+                body = json.loads(text)
+                try:
+                    match kind:
+                        case events.CHANGED:
+                            self.change_rules(body)
+                        case events.SELECTOR:
+                            self.change_selector(body)
+                        case events.NEW_MODEL:
+                            self.advance(body)
+                        case events.ATTRIBUTES:
+                            self.playing.set_attributes(body["clients"])
+                except JournalError as error:
+                    text = f"From round {body.get('round')} on: {error.message} {error.hint or ''}".strip()
+                    raise DoesNotFollow(text) from error
 
     def _change_table(self, table: ClientTable, active: BoolArray) -> None:
         if self.session is None:

@@ -151,11 +151,7 @@ def _events(path: Path, head: Head, mark: Mark | None, companion: bool) -> _Find
     if lost is not None:
         return _Finding("events", False, lost)
     state = "in use, or left without being closed" if head.in_use else "closed"
-    known = (
-        ""
-        if mark is not None and mark.id == head.first[: Mark.DIGITS]
-        else "; no .lock file next to it says how many there were"
-    )
+    known = "" if mark is not None and mark.id == head.id else "; no .lock file next to it says how many there were"
     times = "once" if head.generation == 1 else f"{head.generation:,} times"
     return _Finding("events", True, f"all {head.number:,} are present; opened {times}; {state}{known}")
 

@@ -23,7 +23,7 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -216,8 +216,7 @@ class Sequence(Constraint):
         return [3, *([v] for v in self.inner.bad_values()[:2])]
 
 
-@dataclass(frozen=True)
-class ParameterInfo:
+class ParameterInfo(NamedTuple):
     """One declared parameter, for tests, docs and the command line."""
 
     name: str

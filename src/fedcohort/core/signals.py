@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -149,8 +149,7 @@ class OnServer:
         return found
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """One pass of a model over a part of a client's samples. Signals that need the same pass share it."""
 
     model: Model

@@ -50,6 +50,11 @@ class Head(NamedTuple):
     in_use: bool
     link: bytes
 
+    @property
+    def id(self) -> str:
+        """The beginning of the first link, which the lock file has room for."""
+        return self.first[:32]
+
     def following(self, added: bytes, removed: bytes, *, in_use: bool, generation: int) -> Head:
         """Return the head after one more link."""
         number = self.number + 1

@@ -300,7 +300,7 @@ class Database:
 
     @property
     def _mark(self) -> Mark:
-        return Mark(self._newest.first[: Mark.DIGITS], self._newest.number)
+        return Mark(self._newest.id, self._newest.number)
 
     def _after_commit(self) -> None:
         """Note in the lock file what is durable, and update the main file from time to time."""

@@ -134,20 +134,6 @@ class Decisions:
         last = max((row[0] for row in checked), default=after)
         return checked + database.fetch(query.format(""), (last,))
 
-    def _read_links(self, database: Database) -> None:
-        database.connection.execute("BEGIN")  # links and rows of the same moment, while a session writes
-        ((newest,),) = database.fetch("SELECT COALESCE(MAX(ticket), -1) FROM cohorts")
-        # Tickets only grow, unless the run returned to a checkpoint or started over. Then anything may have changed.
-        if newest < self._last_ticket or read_head(database.connection).first != self._head.first:
-            self._clear()
-        for link in links(database.connection, self._head):
-            for digest in link.added:
-                if table_of(digest) in self._valid:
-                    self._valid[table_of(digest)].add(digest)
-            for digest in link.removed:
-                self._valid.get(table_of(digest), set()).discard(digest)
-            self._head = link.head
-
     @contextlib.contextmanager
     def _open(self) -> Iterator[Database]:
         database = open_declared(self._journal)
@@ -156,7 +142,18 @@ class Decisions:
             if live is not None:
                 with contextlib.suppress(*ERRORS):  # removed in the meantime, so the journal has everything
                     attach_live(database, live, self._journal.stem)
-            self._read_links(database)
+            database.connection.execute("BEGIN")  # links and rows of the same moment, while a session writes
+            ((newest,),) = database.fetch("SELECT COALESCE(MAX(ticket), -1) FROM cohorts")
+            # Tickets only grow, unless the run went back to a checkpoint or began again; then all may have changed.
+            if newest < self._last_ticket or read_head(database.connection).first != self._head.first:
+                self._clear()
+            for link in links(database.connection, self._head):
+                for digest in link.added:
+                    if table_of(digest) in self._valid:
+                        self._valid[table_of(digest)].add(digest)
+                for digest in link.removed:
+                    self._valid.get(table_of(digest), set()).discard(digest)
+                self._head = link.head
             yield database
         except (*ERRORS, ValueError, LookupError, TypeError) as error:
             if isinstance(error, JournalError):

@@ -12,9 +12,8 @@ import os
 import shutil
 import time
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import NamedTuple
 
 from fedcohort.core.errors import JournalError
 from fedcohort.core.files import open_file, refuse_links
@@ -79,14 +78,11 @@ def remove(path: str | Path) -> None:
     shutil.rmtree(file.with_name(file.name + ORDERS), ignore_errors=True)  # it follows no links
 
 
-@dataclass(frozen=True)
-class Mark:
-    """The identity of a journal, and how many links its chain has at least."""
+class Mark(NamedTuple):
+    """The identity of a journal (:attr:`Head.id`), and how many links its chain has at least."""
 
     id: str
     links: int
-
-    DIGITS: ClassVar = 32  # of the first link, which identify the journal
 
     def encode(self) -> bytes:
         """Return the line for the lock file; its length is always the same."""

@@ -361,7 +361,7 @@ def missing(path: Path, head: Head, mark: Mark | None, companion: bool) -> str |
         Whether SQLite's companion file existed before the journal was opened.
     """
     # The lock file may belong to another journal, if this one was copied here. Then its mark means nothing.
-    known = mark if mark is not None and mark.id == head.first[: Mark.DIGITS] else None
+    known = mark if mark is not None and mark.id == head.id else None
     if known is not None and known.links > head.number:
         lost = known.links - head.number
         why = "is damaged, or both are an older copy" if companion else "is missing, or this is an older copy"

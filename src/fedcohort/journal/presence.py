@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from fedcohort.core.files import open_file
 from fedcohort.journal.chain import read_head
@@ -120,8 +120,7 @@ def _file(journal: str | Path) -> Path:
     return path.with_name(path.name + LIVE)
 
 
-@dataclass(frozen=True)
-class RunState:
+class RunState(NamedTuple):
     """The state of a run.
 
     Attributes

@@ -42,7 +42,10 @@ def pack_scores(arrays: Mapping[str, AnyArray]) -> bytes:
     steps = client.copy()
     steps[1:] -= client[:-1]
     columns = [steps] if whole else [steps, rank]
-    wide, rest = not _fits(values), None
+    size = np.abs(values)
+    size = size[np.isfinite(size) & (size > 0)]
+    # 32-bit numbers cannot hold values of any size.
+    wide, rest = bool(size.size and (size.max() >= 1e38 or size.min() <= 1e-37)), None
     if wide:
         columns += list(values)
     else:
@@ -71,31 +74,26 @@ def unpack_scores(data: bytes, clients: int) -> dict[str, AnyArray]:
     most = _MAX_HEADER + 8 * (_MAX_PARTS + 3) * max(clients, 1)
     body = decompress(data.removeprefix(_MARK), most, "The scores of a cohort", _COMMON)
     try:
-        return _read_scores(body)
+        line, _, planes = body.partition(b"\n")
+        head = json.loads(line)
+        n, whole, names = int(head["n"]), bool(head["whole"]), [str(name) for name in head["names"]]
+        rest = head.get("rest")
+        stored = [name for name in names if name != rest]
+        integers = 1 if whole else 2  # clients, and their ranks unless these follow from the scores
+        dtypes = [_INTEGER] * integers + [np.dtype("<f8" if head["wide"] else "<f4")] * len(stored)
+        columns = _read_planes(planes, n, dtypes)
+        numbers = {name: column.astype(np.float64) for name, column in zip(stored, columns[integers:], strict=True)}
+        if rest is not None:
+            numbers[rest] = _remainder(numbers)
+        arrays: dict[str, AnyArray] = {"client": np.cumsum(columns[0])}
+        arrays["rank"] = np.arange(1, n + 1) if whole else columns[1]
+        arrays |= {name: numbers[name] for name in names}
+        if not whole:
+            return arrays
+        best_first = np.argsort(-arrays["score"], kind="stable")
+        return {name: values if name == "rank" else values[best_first] for name, values in arrays.items()}
     except (ValueError, KeyError, TypeError) as error:
         raise JournalError(f"The scores of a cohort cannot be read: {error}.") from error
-
-
-def _read_scores(body: bytes) -> dict[str, AnyArray]:
-    """Return the arrays in unpacked bytes, which the first line describes."""
-    line, _, planes = body.partition(b"\n")
-    head = json.loads(line)
-    n, whole, names = int(head["n"]), bool(head["whole"]), [str(name) for name in head["names"]]
-    rest = head.get("rest")
-    stored = [name for name in names if name != rest]
-    integers = 1 if whole else 2  # clients, and their ranks unless these follow from the scores
-    dtypes = [_INTEGER] * integers + [np.dtype("<f8" if head["wide"] else "<f4")] * len(stored)
-    columns = _read_planes(planes, n, dtypes)
-    numbers = {name: column.astype(np.float64) for name, column in zip(stored, columns[integers:], strict=True)}
-    if rest is not None:
-        numbers[rest] = _remainder(numbers)
-    arrays: dict[str, AnyArray] = {"client": np.cumsum(columns[0])}
-    arrays["rank"] = np.arange(1, n + 1) if whole else columns[1]
-    arrays |= {name: numbers[name] for name in names}
-    if not whole:
-        return arrays
-    best_first = np.argsort(-arrays["score"], kind="stable")
-    return {name: values if name == "rank" else values[best_first] for name, values in arrays.items()}
 
 
 def _read_planes(data: bytes, n: int, dtypes: Sequence[np.dtype[Any]]) -> list[AnyArray]:
@@ -107,13 +105,6 @@ def _read_planes(data: bytes, n: int, dtypes: Sequence[np.dtype[Any]]) -> list[A
         columns.append(np.ascontiguousarray(planes.T).view(dtype).reshape(n))
         start += size
     return columns
-
-
-def _fits(values: FloatArray) -> bool:
-    """Whether 32-bit numbers can hold values of this size."""
-    size = np.abs(values)
-    size = size[np.isfinite(size) & (size > 0)]
-    return not size.size or bool(size.max() < 1e38 and size.min() > 1e-37)
 
 
 def _shorten(values: FloatArray, names: tuple[str, ...]) -> AnyArray:

@@ -129,7 +129,7 @@ def _finite(value: float | None) -> float | None:
 
 def _row(row: ScoreRow) -> dict[str, Any]:
     parts = {name: _finite(value) for name, value in row.parts.items()}
-    return {**vars(row), "place": row.place(), "score": _finite(row.score), "parts": parts}
+    return {**row._asdict(), "place": row.place(), "score": _finite(row.score), "parts": parts}
 
 
 def report_explanations(setting: Setting, rounds: Sequence[int]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ _ALL_SCORES = 1024  # up to this many candidates, every score is recorded
 _RUNNERS_UP = 64  # with more candidates, only those of the picked clients and this many of the next best
 
 
-@dataclass(frozen=True)
-class ScoreRow:
+class ScoreRow(NamedTuple):
     """One candidate's score in one round.
 
     Attributes

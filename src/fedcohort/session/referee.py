@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,8 +67,7 @@ class _ParticipationLedger:
         return counts
 
 
-@dataclass(frozen=True)
-class Eligibility:
+class Eligibility(NamedTuple):
     """Which candidates of one request the rules allow and demand.
 
     Attributes

@@ -219,4 +219,4 @@ class JournalItem:
 
 def _without_heartbeat(run: RunState) -> RunState:
     """Return the state of a run without the time of its server's last heartbeat."""
-    return run if run.presence is None else replace(run, presence=replace(run.presence, at=0.0))
+    return run if run.presence is None else run._replace(presence=replace(run.presence, at=0.0))
