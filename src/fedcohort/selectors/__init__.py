@@ -1,75 +1,40 @@
 """The selection strategies, one file or package for each paper. Importing this package registers all of them."""
 
-from fedcohort.selectors.baselines.active_fl import ActiveFL
-from fedcohort.selectors.baselines.astraea import Astraea
-from fedcohort.selectors.baselines.asynchronous import AsyncOort, FedCompass, Pisces
-from fedcohort.selectors.baselines.clustered import Clustered
-from fedcohort.selectors.baselines.delta import Delta
-from fedcohort.selectors.baselines.divfl import DivFL
-from fedcohort.selectors.baselines.e3cs import E3CS
-from fedcohort.selectors.baselines.fed_cucb import FedCucb
-from fedcohort.selectors.baselines.fedcs import FedCS
-from fedcohort.selectors.baselines.feel import Feel
-from fedcohort.selectors.baselines.gradnorm import GradNorm
-from fedcohort.selectors.baselines.greedyfed import GreedyFed
-from fedcohort.selectors.baselines.hics_fl import HicsFL
-from fedcohort.selectors.baselines.neural_bandit import NeuralBandit
-from fedcohort.selectors.baselines.oort import Oort
-from fedcohort.selectors.baselines.power_of_choice import PowerOfChoice
-from fedcohort.selectors.baselines.pyramidfl import PyramidFL
-from fedcohort.selectors.baselines.rbcs_f import RbcsF
-from fedcohort.selectors.baselines.refl import Refl
-from fedcohort.selectors.baselines.restless_bandit import RestlessBandit
-from fedcohort.selectors.baselines.size_weighted import SizeWeighted
-from fedcohort.selectors.baselines.tifl import TiFL
-from fedcohort.selectors.baselines.uniform import All, Uniform
-from fedcohort.selectors.ours.balanced import Balanced
-from fedcohort.selectors.ours.bounded import Bounded
-from fedcohort.selectors.ours.fedcbs_blind import BlindFedCBS
-from fedcohort.selectors.ours.fedcbs_chance import FedCBSChance
-from fedcohort.selectors.ours.flash_advantage import FlashAdvantage
-from fedcohort.selectors.papers.fedacs import FedAcs
-from fedcohort.selectors.papers.fedcbs import FedCBS
-from fedcohort.selectors.papers.fedcm import FedCmTs, FedCmUcb
-from fedcohort.selectors.papers.fedcor import FedCor
-from fedcohort.selectors.papers.flash import Flash
-
-__all__ = [
-    "E3CS",
-    "ActiveFL",
-    "All",
-    "Astraea",
-    "AsyncOort",
-    "Balanced",
-    "BlindFedCBS",
-    "Bounded",
-    "Clustered",
-    "Delta",
-    "DivFL",
-    "FedAcs",
-    "FedCBS",
-    "FedCBSChance",
-    "FedCS",
-    "FedCmTs",
-    "FedCmUcb",
-    "FedCompass",
-    "FedCor",
-    "FedCucb",
-    "Feel",
-    "Flash",
-    "FlashAdvantage",
-    "GradNorm",
-    "GreedyFed",
-    "HicsFL",
-    "NeuralBandit",
-    "Oort",
-    "Pisces",
-    "PowerOfChoice",
-    "PyramidFL",
-    "RbcsF",
-    "Refl",
-    "RestlessBandit",
-    "SizeWeighted",
-    "TiFL",
-    "Uniform",
-]
+# "as" marks a name that this package gives on. So each module needs one line here.
+from fedcohort.selectors.baselines.active_fl import ActiveFL as ActiveFL
+from fedcohort.selectors.baselines.astraea import Astraea as Astraea
+from fedcohort.selectors.baselines.asynchronous import AsyncOort as AsyncOort
+from fedcohort.selectors.baselines.asynchronous import FedCompass as FedCompass
+from fedcohort.selectors.baselines.asynchronous import Pisces as Pisces
+from fedcohort.selectors.baselines.clustered import Clustered as Clustered
+from fedcohort.selectors.baselines.delta import Delta as Delta
+from fedcohort.selectors.baselines.divfl import DivFL as DivFL
+from fedcohort.selectors.baselines.e3cs import E3CS as E3CS
+from fedcohort.selectors.baselines.fed_cucb import FedCucb as FedCucb
+from fedcohort.selectors.baselines.fedcs import FedCS as FedCS
+from fedcohort.selectors.baselines.feel import Feel as Feel
+from fedcohort.selectors.baselines.gradnorm import GradNorm as GradNorm
+from fedcohort.selectors.baselines.greedyfed import GreedyFed as GreedyFed
+from fedcohort.selectors.baselines.hics_fl import HicsFL as HicsFL
+from fedcohort.selectors.baselines.neural_bandit import NeuralBandit as NeuralBandit
+from fedcohort.selectors.baselines.oort import Oort as Oort
+from fedcohort.selectors.baselines.power_of_choice import PowerOfChoice as PowerOfChoice
+from fedcohort.selectors.baselines.pyramidfl import PyramidFL as PyramidFL
+from fedcohort.selectors.baselines.rbcs_f import RbcsF as RbcsF
+from fedcohort.selectors.baselines.refl import Refl as Refl
+from fedcohort.selectors.baselines.restless_bandit import RestlessBandit as RestlessBandit
+from fedcohort.selectors.baselines.size_weighted import SizeWeighted as SizeWeighted
+from fedcohort.selectors.baselines.tifl import TiFL as TiFL
+from fedcohort.selectors.baselines.uniform import All as All
+from fedcohort.selectors.baselines.uniform import Uniform as Uniform
+from fedcohort.selectors.ours.balanced import Balanced as Balanced
+from fedcohort.selectors.ours.bounded import Bounded as Bounded
+from fedcohort.selectors.ours.fedcbs_blind import BlindFedCBS as BlindFedCBS
+from fedcohort.selectors.ours.fedcbs_chance import FedCBSChance as FedCBSChance
+from fedcohort.selectors.ours.flash_advantage import FlashAdvantage as FlashAdvantage
+from fedcohort.selectors.papers.fedacs import FedAcs as FedAcs
+from fedcohort.selectors.papers.fedcbs import FedCBS as FedCBS
+from fedcohort.selectors.papers.fedcm import FedCmTs as FedCmTs
+from fedcohort.selectors.papers.fedcm import FedCmUcb as FedCmUcb
+from fedcohort.selectors.papers.fedcor import FedCor as FedCor
+from fedcohort.selectors.papers.flash import Flash as Flash

@@ -29,66 +29,40 @@
 =======================  ===============================================================================================
 """
 
-from fedcohort.training.aggregators.asynchronous import FedAsync, FedAvgStale, FedBuff
-from fedcohort.training.aggregators.base import (
-    AGGREGATORS,
-    Aggregator,
-    Combined,
-    Corrections,
-    Members,
-    Memory,
-    Mix,
-    OwnModels,
-    Server,
-    WeightedSum,
-    fitting,
-)
-from fedcohort.training.aggregators.distillation import FedDf, Rhfl
-from fedcohort.training.aggregators.fedau import FedAu
-from fedcohort.training.aggregators.fedawe import FedAwe
-from fedcohort.training.aggregators.fedbio import FedBio
-from fedcohort.training.aggregators.fednova import FedNova
-from fedcohort.training.aggregators.fedopt import FedAdam, FedAvgM, FedYogi
-from fedcohort.training.aggregators.last_updates import FedVarp, Mifa
-from fedcohort.training.aggregators.linear import FedAvg, FedAvgWithAbsent, FedPdp, FedProx, InverseProbability, Mean
-from fedcohort.training.aggregators.robust import Krum, Median, MultiKrum, TrimmedMean
-from fedcohort.training.aggregators.scaffold import Scaffold
-
-__all__ = [
-    "AGGREGATORS",
-    "Aggregator",
-    "Combined",
-    "Corrections",
-    "FedAdam",
-    "FedAsync",
-    "FedAu",
-    "FedAvg",
-    "FedAvgM",
-    "FedAvgStale",
-    "FedAvgWithAbsent",
-    "FedAwe",
-    "FedBio",
-    "FedBuff",
-    "FedDf",
-    "FedNova",
-    "FedPdp",
-    "FedProx",
-    "FedVarp",
-    "FedYogi",
-    "InverseProbability",
-    "Krum",
-    "Mean",
-    "Median",
-    "Members",
-    "Memory",
-    "Mifa",
-    "Mix",
-    "MultiKrum",
-    "OwnModels",
-    "Rhfl",
-    "Scaffold",
-    "Server",
-    "TrimmedMean",
-    "WeightedSum",
-    "fitting",
-]
+# "as" marks a name that this package gives on. So each module needs one line here.
+from fedcohort.training.aggregators.asynchronous import FedAsync as FedAsync
+from fedcohort.training.aggregators.asynchronous import FedAvgStale as FedAvgStale
+from fedcohort.training.aggregators.asynchronous import FedBuff as FedBuff
+from fedcohort.training.aggregators.base import AGGREGATORS as AGGREGATORS
+from fedcohort.training.aggregators.base import Aggregator as Aggregator
+from fedcohort.training.aggregators.base import Combined as Combined
+from fedcohort.training.aggregators.base import Corrections as Corrections
+from fedcohort.training.aggregators.base import Members as Members
+from fedcohort.training.aggregators.base import Memory as Memory
+from fedcohort.training.aggregators.base import Mix as Mix
+from fedcohort.training.aggregators.base import OwnModels as OwnModels
+from fedcohort.training.aggregators.base import Server as Server
+from fedcohort.training.aggregators.base import WeightedSum as WeightedSum
+from fedcohort.training.aggregators.base import fitting as fitting
+from fedcohort.training.aggregators.distillation import FedDf as FedDf
+from fedcohort.training.aggregators.distillation import Rhfl as Rhfl
+from fedcohort.training.aggregators.fedau import FedAu as FedAu
+from fedcohort.training.aggregators.fedawe import FedAwe as FedAwe
+from fedcohort.training.aggregators.fedbio import FedBio as FedBio
+from fedcohort.training.aggregators.fednova import FedNova as FedNova
+from fedcohort.training.aggregators.fedopt import FedAdam as FedAdam
+from fedcohort.training.aggregators.fedopt import FedAvgM as FedAvgM
+from fedcohort.training.aggregators.fedopt import FedYogi as FedYogi
+from fedcohort.training.aggregators.last_updates import FedVarp as FedVarp
+from fedcohort.training.aggregators.last_updates import Mifa as Mifa
+from fedcohort.training.aggregators.linear import FedAvg as FedAvg
+from fedcohort.training.aggregators.linear import FedAvgWithAbsent as FedAvgWithAbsent
+from fedcohort.training.aggregators.linear import FedPdp as FedPdp
+from fedcohort.training.aggregators.linear import FedProx as FedProx
+from fedcohort.training.aggregators.linear import InverseProbability as InverseProbability
+from fedcohort.training.aggregators.linear import Mean as Mean
+from fedcohort.training.aggregators.robust import Krum as Krum
+from fedcohort.training.aggregators.robust import Median as Median
+from fedcohort.training.aggregators.robust import MultiKrum as MultiKrum
+from fedcohort.training.aggregators.robust import TrimmedMean as TrimmedMean
+from fedcohort.training.aggregators.scaffold import Scaffold as Scaffold
