@@ -97,6 +97,7 @@ class Delta(Selector[_DeltaState]):
     ) -> tuple[Cohort, _DeltaState]:
         """Draw by the probabilities."""
         mass = slate.of_candidates(state.mass)
+        # A client is in the cohort at most once, so its share of m places is capped at 1.
         chance = inclusion_probabilities(mass, slate.size)
         picked = systematic_sample(chance, rng)
         cohort = Cohort(

@@ -187,6 +187,7 @@ def _data_represented(apart: FloatArray, itself: IntArray, sizes: FloatArray, ow
     >>> _data_represented(np.abs(place[:, None] - place[[0, 2]]), np.array([0, 2]), sizes, sizes[[0, 2]])
     array([4., 1.])
     """
+    # The aggregator multiplies by a member's own data, so one without data counts for nothing whatever its weight.
     has_data = own > 0
     if not has_data.any():
         return np.ones(len(own))

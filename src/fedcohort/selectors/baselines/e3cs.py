@@ -155,7 +155,7 @@ def _allocate(weights: FloatArray, size: int, quota: float) -> tuple[FloatArray,
     free = size - count * quota  # divided by weight
     if size == count:
         return np.ones(count), np.ones(count, np.bool_)
-    if free <= 0:
+    if free <= 0:  # the quotas take all places, up to rounding
         return np.full(count, size / count), np.zeros(count, np.bool_)
     # With the s heaviest capped: (1 - quota) alpha = (1 - quota) W_rest / (free - s (1 - quota)). The right s is the
     # smallest for which no other client is above.

@@ -128,6 +128,7 @@ class FedCucb(Selector[_CucbState]):
             group.add(int(rng.choice(np.flatnonzero(bound == bound.max()))))
         group.grow(slate.size - len(group.members), seen)
         divergence = group.with_each()
+        # A cohort of one is chosen by the bound alone.
         cohort = Cohort(
             slate.candidates[group.members],
             candidates=slate.candidates,

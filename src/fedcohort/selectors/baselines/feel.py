@@ -149,6 +149,7 @@ def _optimal_distribution(importance: FloatArray, seconds: FloatArray, rho: floa
     """
     total, mean = float(importance.sum()), float(seconds.mean())
     a = importance / total if total > 0 else np.full(len(importance), 1.0 / len(importance))
+    # Without time, p is proportional to the importance.
     if rho == 0 or mean <= 0:
         return a
     time = rho * seconds / mean

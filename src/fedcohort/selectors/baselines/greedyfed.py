@@ -100,6 +100,7 @@ def _from_orders(
 
 def _exact_shapley(utility: Utility, members: int) -> FloatArray:
     """Return the Shapley values (m,) by their definition, from all 2^m coalitions."""
+    # A coalition is a number whose bits are its members, so the one without member k is found by flipping a bit.
     numbers = np.arange(2**members)
     coalitions = (numbers[:, None] >> np.arange(members)) & 1 == 1
     value, size = utility(coalitions), coalitions.sum(axis=1)

@@ -197,6 +197,7 @@ def _gradients(
     """Return the mean of (theta' phi(x) - r)^2 / 2 and its gradients with respect to W_1 and W_2."""
     hidden, features = _forward(first, second, x)
     error = features @ theta - target
+    # By hand, because a selector must not need torch.
     top = (error[:, None] * theta) * (features > 0)  # (n, h) gradient with respect to the second layer's input
     bottom = (top @ second) * (hidden > 0)
     return float((error**2).mean() / 2), bottom.T @ x / len(x), top.T @ hidden / len(x)

@@ -170,6 +170,7 @@ class Guidance(Parameterized):
         """(c,) which candidates are left out; if too few remain, those with the fewest picks come back."""
         if self.blacklist is None:
             return np.zeros(len(picks), np.bool_)
+        # A cohort of the requested size matters more than the blacklist.
         barred = picks >= self.blacklist
         missing = size - int(len(picks) - barred.sum())
         if missing > 0:

@@ -61,6 +61,7 @@ class PowerOfChoice(Stateless):
 
     def query(self, state: NoState, slate: Slate, rng: np.random.Generator) -> Query:
         """Ask d clients for their losses, drawn in proportion to size."""
+        # With fewer answers than places, some places would have to be filled blindly.
         d = 2 * slate.size if self.d is None else max(self.d, slate.size)
         sizes = slate.of_candidates(slate.clients.sizes)
         asked = weighted_sample(sizes, min(d, len(slate.candidates)), rng)

@@ -100,6 +100,7 @@ class PyramidFL(Guidance, Selector[_PyramidState]):
 
     def _work(self, state: _PyramidState, clients: IntArray) -> FloatArray:
         """(k,) work of each client as a multiple of the usual."""
+        # A client without a duration does the usual work: with more, the others might wait for it.
         seconds, work = state.seconds[clients], np.ones(len(clients))
         timed = _has_duration(state)[clients]
         if timed.any():

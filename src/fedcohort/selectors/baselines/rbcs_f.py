@@ -129,6 +129,7 @@ class RbcsF(Selector[_QueueState]):
             parts={"owed": owed, "expected duration": estimate, "exploration": -self.exploration * width},
             notes={"bound of the slowest": float(bound[picks].max()), "most owed": float(owed.max())},
         )
+        # Nobody owes anything for turns beyond its share; the queue starts at 0 again.
         changed = dataclasses.replace(state, queue=np.maximum(queue, 0.0), last=last, warm=context)
         return cohort, changed
 

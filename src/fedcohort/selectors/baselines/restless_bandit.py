@@ -184,5 +184,6 @@ def _state_of(reward: float, mean: float, variance: float, states: int) -> int:
     >>> [_state_of(reward, 0.0, 1.0, 3) for reward in (-1.0, 0.1, 0.5)]
     [0, 1, 2]
     """
+    # With a variance of 0 all bounds are the mean: smaller rewards are in the lowest interval, others in the highest.
     bounds = mean + math.sqrt(variance) * ndtri(np.arange(1, states) / states)
     return int(np.searchsorted(bounds, reward, side="right"))

@@ -81,7 +81,7 @@ class All(Stateless):
     selects = False
 
     def size(self, state: NoState, asked: int, candidates: int) -> int:
-        """Return the number of candidates."""
+        """Return the number of candidates, whatever was asked for."""
         return candidates
 
     def select(

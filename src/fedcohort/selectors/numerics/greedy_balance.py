@@ -93,19 +93,16 @@ class GreedyBalance:
         free = allowed.copy()
         free[self.members] = False
         for _ in range(count):
-            best = self._best(free)
+            # For few rows the bound costs more than it saves.
+            positions = self._promising(free) if len(free) > _BLOCK else np.flatnonzero(free)
+            for start in range(0, len(positions), _BLOCK):
+                block = positions[start : start + _BLOCK]
+                values = divergence_from_uniform(self._rows[block] + self._sum)
+                self.seen[block] = np.where(self._sizes[block] > 0, values, np.inf)
+            values = self.seen[positions]
+            best = int(self._rng.choice(positions[values <= values.min() + _TIE]))
             free[best] = False
             self.add(best)
-
-    def _best(self, free: BoolArray) -> int:
-        # For few rows the bound costs more than it saves.
-        positions = self._promising(free) if len(free) > _BLOCK else np.flatnonzero(free)
-        for start in range(0, len(positions), _BLOCK):
-            block = positions[start : start + _BLOCK]
-            values = divergence_from_uniform(self._rows[block] + self._sum)
-            self.seen[block] = np.where(self._sizes[block] > 0, values, np.inf)
-        values = self.seen[positions]
-        return int(self._rng.choice(positions[values <= values.min() + _TIE]))
 
     def _promising(self, free: BoolArray) -> IntArray:
         """Return the free rows that can be the best, by a bound that only needs products with the group's sum.

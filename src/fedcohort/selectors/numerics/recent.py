@@ -35,6 +35,7 @@ class RecentVectors:
         """Return the row of each of ``clients`` (c,), -1 if it is not remembered."""
         if not len(self.known):
             return np.full(len(clients), -1)
+        # Rows stay in their places, so that a journal writes few of them. They are sorted only here.
         order = np.argsort(self.known)
         at = np.minimum(np.searchsorted(self.known, clients, sorter=order), len(order) - 1)
         rows = order[at]

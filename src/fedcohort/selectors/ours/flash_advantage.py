@@ -167,6 +167,7 @@ class FlashAdvantage(Flash):
         else:
             pool = np.flatnonzero((score > 0) | (reward > 0))
             notes["promising"] = len(pool)
+            # Otherwise the few that happened to be rewarded first would fill every cohort.
             min_pool = max(size, math.ceil(self.pool * count))
             if len(pool) < min_pool:
                 pool = top_k(score, min_pool, rng)

@@ -155,6 +155,7 @@ class Pisces(Selector[_PiscesState]):
         loss, version, lags = state.loss.copy(), state.version.copy(), state.lags.copy()
         loss[clients] = np.maximum(outcome[Signal.LOSS_RMS][outcome.ok], 0.0)
         version[clients] = outcome.round
+        # The newest last, and the oldest of the five drops out.
         lags[clients] = np.column_stack([lags[clients, 1:], outcome[Signal.STALENESS][outcome.ok]])
         credits = state.credits
         if self.credits is not None and len(clients):

@@ -20,6 +20,7 @@ from fedcohort.core.plots import (
 def _skewness(record: SelectorRun) -> Intervals:
     """Show each client's chance of winning a duel, estimated from its duels so far."""
     won, lost, rounds = record.state["wins"], record.state["losses"], record.state["rounds"]
+    # The mean of Beta(A + 1, B + 1), from which the selector draws.
     middle = (won + 1) / (won + lost + 2)
     low, high = beta_interval(won + 1, lost + 1)
     notes = [f"duelled in {number_text(count)} round{'s' * (count != 1)}" for count in rounds.tolist()]

@@ -35,6 +35,7 @@ def _arms(record: SelectorRun) -> Intervals:
         low, high = np.maximum(middle - width, 0), np.minimum(middle + width, 1)
         asked = (state["pulls"] - 1).tolist()  # one pull is imaginary
         notes = [f"asked {number_text(n)} time{'s' * (n != 1)}" if n else "never asked" for n in asked]
+    # The first of the best and the last of the worst: if they are level, all clients are.
     best, worst = int(middle.argmax()), len(middle) - 1 - int(middle[::-1].argmin())
     if middle[best] == middle[worst]:
         text = f"{record.opening} every client has the same estimated chance of being kept"

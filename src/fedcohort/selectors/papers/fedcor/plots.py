@@ -13,6 +13,7 @@ _COMPARED = 600  # clients, evenly spaced: the cost grows with their square
 def _client_map(record: SelectorRun) -> Points | None:
     """Show the clients' embeddings (Fig. 7), coloured by each client's main class if it is known."""
     embedding = record.state["embedding"]
+    # Few points have no pattern, and before the first sample the embedding is random.
     if len(embedding) < 5 or not record.state["samples"]:
         return None
     if record.label_counts is None:

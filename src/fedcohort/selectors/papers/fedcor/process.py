@@ -216,21 +216,18 @@ def fit_embedding(
     groups = _group_samples(changes, weights)
     if not groups:
         return np.array(embedding, dtype=np.float64)
-    blocks = _blocks(embedding, groups, _precision(changes, noise))
+    precision: type[np.floating[Any]] = np.float64
+    if len(changes) >= _MANY:
+        # Only if no squared gradient can overflow in it.
+        largest = max(float(np.nanmax(changes)), -float(np.nanmin(changes)))
+        precision = np.float32 if (largest / noise) ** 2 < _MAX_SINGLE else np.float64
+    blocks = _blocks(embedding, groups, precision)
     sums: FloatArray = np.sum([block.sums() for block in blocks], axis=0)
     for step in range(1, steps + 1):
         factors = _factors(sums, groups, noise)
         sums = np.sum([block.climb(factors, step, learning_rate) for block in blocks], axis=0)
     # Contiguous rows, like those of an embedding read from a journal, so that products round in the same way.
     return np.ascontiguousarray(np.concatenate([block.x.T for block in blocks]), dtype=np.float64)
-
-
-def _precision(changes: FloatArray, noise: float) -> type[np.floating[Any]]:
-    """Return single precision for very many clients, unless a squared gradient could overflow in it."""
-    if len(changes) < _MANY:
-        return np.float64
-    largest = max(float(np.nanmax(changes)), -float(np.nanmin(changes)))
-    return np.float32 if (largest / noise) ** 2 < _MAX_SINGLE else np.float64
 
 
 def _blocks(embedding: FloatArray, groups: list[_SampleGroup], precision: type[np.floating[Any]]) -> list[_Block]:

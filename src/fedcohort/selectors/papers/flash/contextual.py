@@ -146,6 +146,7 @@ class ContextualBandit(Selector[State]):
 
     def size(self, state: State, asked: int, candidates: int) -> int:
         """Return all candidates in the first round (S_0), up to the limit; then what the host asks for."""
+        # Every client has to report once before there is a first loss to divide by.
         if self.first_round == "all" and state.rounds == 0:
             limit = candidates if self.first_round_limit is None else self.first_round_limit
             return max(asked, min(candidates, limit))
@@ -179,6 +180,7 @@ class ContextualBandit(Selector[State]):
 
         ``after`` is the loss of the client's own model, or of the next global one.
         """
+        # One reading of the formula has no client in its losses: then all of a round share the change of its mean.
         if self.reward_of == "round" and len(before):
             before, after = np.full(len(before), before.mean()), np.full(len(after), after.mean())
         # Losses may be as large as 1e308. Their difference must not overflow before it is clipped.
@@ -226,6 +228,7 @@ class ContextualBandit(Selector[State]):
 
     def usable(self, outcome: Outcome) -> BoolArray:
         """Return which clients of a cohort (k,) finished and reported all that their reward needs."""
+        # A single NaN would stay in V and b for ever.
         needed = [Signal.DURATION, self._reading.before]
         needed += [] if self._reading.after is None else [self._reading.after]
         return np.asarray(np.all([outcome.ok, *(np.isfinite(outcome[signal]) for signal in needed)], axis=0))

@@ -44,6 +44,7 @@ def solution(gram: FloatArray, moment: FloatArray) -> FloatArray:
     >>> solution(np.array([[2.0, 0], [0, 4.0]]), np.array([1.0, 1.0]))
     array([0.5 , 0.25])
     """
+    # Always possible, because lambda I is part of V.
     theta: FloatArray = linalg.cho_solve((linalg.cholesky(gram, lower=True), True), moment)
     return theta
 

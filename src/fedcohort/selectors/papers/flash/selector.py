@@ -182,6 +182,7 @@ class Flash(ContextualBandit[FlashState]):
         """Take the top scores; with early stop, remember the reward that each pick is expected to bring."""
         if self.patience is None:
             return super().select(state, slate, answer, rng)
+        # Before the choice, because the rewards that the answer settles may retire the last client.
         state = self.take_answer(state, slate.candidates, answer)
         if self._is_retired(state).all():
             return Cohort(np.empty(0, np.int64), stop="every client has been retired by the early-stop rule"), state
