@@ -51,9 +51,7 @@ _PASSES = {"labels": 2, "directions": 1, "nothing": 1}  # of swaps; more would f
 # Distances below this count as equal. If a cohort is as good as the federation allows, differences between others are
 # no reason to ask the same few clients again and again.
 _FLOOR = {"labels": NEGLIGIBLE, "directions": 1e-2, "nothing": 0.0}
-# With more candidates, a random sample of them is looked at. It is a little larger than the number of candidates up to
-# which every score is recorded, because recording them would take longer than choosing.
-_LOOKED_AT = 1200
+_LOOKED_AT = 256  # with more candidates, a random sample of so many is looked at
 
 _SIGNALS = {
     "labels": frozenset({Signal.LABEL_PRODUCTS, Signal.SIZES}),
@@ -103,7 +101,7 @@ class Balanced(Selector[BalanceState]):
     and would have been asked :math:`a_n` times by an even draw; :math:`\gamma` = 0.5. :math:`u_n` is a random number
     below 1, so that similar clients do not form the same cohorts again and again.
 
-    With more than 1,200 candidates (or four times the most that S admits), a random sample of so many is looked at:
+    With more than 256 candidates (or four times the most that S admits), a random sample of so many is looked at:
     even the most wanted client is in more of these samples than its share permits it to be asked.
 
     In an asynchronous session, where clients are chosen one by one, the busy clients replace the rounds before, and m
