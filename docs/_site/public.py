@@ -16,8 +16,8 @@ def names() -> dict[str, list[str]]:
         if heading := re.fullmatch(r"## `([\w.]+)`", line):
             module = heading[1]
             found[module] = []
-        elif module and (row := re.match(r"\| `(\w+)` \|", line)):
-            found[module].append(row[1])
+        elif module and line.startswith(("- `", "  `")):
+            found[module] += re.findall(r"`(\w+)`", line)
     return found
 
 
