@@ -113,14 +113,16 @@ def balanced(v: Vector) -> Iterator[Expected]:
 
 
 def _rates(counts: Floats, share: float) -> Floats:
-    """Return r that minimises the imbalance plus mu times the mean of (r - 1)^2 at the same number of samples."""
+    """Return r that minimises the imbalance of as many samples plus mu times the mean of (r - 1)^2, where it helps."""
     n, classes = counts.shape
     sizes, total = counts.sum(axis=1), counts.sum()
     rows = (counts - sizes[:, None] / classes) / total
-    mu = 0.005 + 2 * (1 - 1 / classes) / total
-    weights = sizes / total
-    system = np.block([[n * rows @ rows.T + mu * np.eye(n), weights[:, None]], [weights, np.zeros(1)]])
-    r = np.linalg.solve(system, [*np.full(n, mu), 1.0])[:n]
+    mu = 5e-3 + 2 * (1 - 1 / classes) / total
+    # The conditions of Lagrange, with the number of samples as the constraint.
+    system = np.zeros((n + 1, n + 1))
+    system[:n, :n] = n * rows @ rows.T + mu * np.eye(n)
+    system[:n, n], system[n, :n] = -sizes / total, sizes / total
+    r = np.linalg.solve(system, np.append(np.full(n, mu), 1.0))[:n]
     r = np.clip(r / r.mean(), 1 / share, share)
     before, after = (max(((x @ counts / (x @ sizes) - 1 / classes) ** 2).sum(), 1e-3) for x in (np.ones(n), r))
     return np.asarray(1 + (1 - min(after / before, 1.0) ** 3) * (r - 1))
