@@ -145,6 +145,29 @@ def test_a_restart_at_any_moment_makes_the_same_cohorts(tmp_path):
     assert parts == whole
 
 
+def test_a_loop_that_is_started_as_it_was_begun_goes_on_as_ordered(tmp_path):
+    def begun():
+        return Session.open_or_create(
+            tmp_path / "j", "uniform", ClientTable(sizes=range(1, 13)), seed=4, signals=SIGNALS, shadows={"own": "refl"}
+        )
+
+    with begun() as session:
+        play(session, 2)
+        orders.give(tmp_path / "j", Order(selector="oort", trial=3))
+        orders.take(session)
+    for rounds, name in ((1, "uniform"), (2, "oort"), (1, "oort")):
+        with begun() as session:
+            play(session, rounds)
+            assert session.selector.name == name and "own" in session.shadows
+    with begun() as session:
+        orders.give(tmp_path / "j", Order(selector="size-weighted"))
+        orders.take(session)
+    with begun() as session:
+        assert session.selector.name == "size-weighted" and list(session.shadows) == ["own"]
+    with pytest.raises(FedcohortError):  # neither what it was begun with nor what was ordered
+        Session.open(tmp_path / "j", "e3cs")
+
+
 def test_without_rounds_models_are_counted_and_earlier_clients_may_not_have_reported(tmp_path):
     with started(tmp_path / "j", asynchronous=True) as session:
         session.try_selector("oort-async", 2)

@@ -15,9 +15,8 @@ import numpy as np
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.errors import FedcohortError, InputError, JournalError
+from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector
-from fedcohort.core.selector_spec import describe, described_name, rebuild_selector
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import shorten
 from fedcohort.hosts.checkpoint import CheckpointFiles
@@ -27,10 +26,9 @@ from fedcohort.hosts.live import Host, play
 from fedcohort.hosts.round import Policy, Shortage
 from fedcohort.hosts.wire import read_report
 from fedcohort.journal import is_blank, read_journal
-from fedcohort.journal.events import ENDED, PLANNED, SELECTOR, SETTINGS
+from fedcohort.journal.events import ENDED, PLANNED, SETTINGS
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
-from fedcohort.session.trial import trial_of
 
 log = logging.getLogger(__name__)
 CHECKPOINT = "checkpoint"  # the key of the newest checkpoint in the host's state
@@ -235,17 +233,6 @@ class LiveRun(Host):
             before = record.events(SETTINGS)[-1:]
             if rules is not None and before and before[0].get(_RULES) == rules.to_dict():
                 rules = None
-            changes, trial, running = record.events(SELECTOR), trial_of(record), record.meta()["shadows"]
-        given = described_name(describe(selector))
-        if changes and "order" in changes[-1] and given in [described_name(body["from"]) for body in changes]:
-            ordered = changes[-1]["to"]
-            log.info("an operator's order stays in force: %s chooses, not %s", described_name(ordered), given)
-            selector = rebuild_selector(ordered, None, journal)
-        if known is not None and trial is not None and trial.name in running:
-            try:
-                known[trial.name] = rebuild_selector(running[trial.name], None, journal)
-            except JournalError as error:  # its code is not imported any more
-                log.warning("the trial of %r ends: %s", trial.name, error)
         session = Session.open(journal, selector, rules=rules, shadows=known, commit="manual", sign=settings.sign)
         ways = ("in rounds", "asynchronously")
         wrong = ""

@@ -26,7 +26,13 @@ from fedcohort.core.arrays import BoolArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, JournalError, SelectorError, TicketError
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Slate, Status
-from fedcohort.core.selector_spec import describe, rebuild_selector, selector_name, untrusted_reference
+from fedcohort.core.selector_spec import (
+    describe,
+    described_name,
+    rebuild_selector,
+    selector_name,
+    untrusted_reference,
+)
 from fedcohort.core.signals import Signal
 from fedcohort.core.validate import boolean, instance, integer, mapping, one_of, text
 from fedcohort.core.validate import path as check_path
@@ -260,7 +266,14 @@ class Session:
         members = Membership(*journal.table())
         adapted = None if selector is None else adapt_all(selector, {}, members.table, signals)[0]
         changes = journal.events(events.SELECTOR)
-        rebuilt = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], adapted, journal.path)
+        chooses = changes[-1]["to"] if changes else meta["selector"]
+        if adapted is not None and changes and "order" in changes[-1]:
+            # A run is started again as it was begun; an operator's later order stays.
+            given, now = described_name(describe(adapted)), described_name(chooses)
+            if given in [described_name(body["from"]) for body in changes]:
+                log.info("an operator's order stays in force: %s chooses, and not %s of the start", now, given)
+                adapted = None
+        rebuilt = rebuild_selector(chooses, adapted, journal.path)
         primary = StatefulSelector.from_state(rebuilt, members.table, seed, journal)
         following, pending = NextCohort.from_journal(journal, seed), pending_cohorts(journal, members.table)
         # Everything comes from the journal, except selectors' code: from the caller or the registry.
@@ -287,6 +300,8 @@ class Session:
         meta = self.journal.meta()
         if shadows is not None and selector is not None:
             _, shadows = adapt_all(selector, shadows, self.table, self._signals)
+        # Whoever starts the run again need not know of a trial that an operator has ordered.
+        ordered = self._trial.name if self._trial is not None and self._trial.order is not None else None
         # Shadows are dropped before new ones are added, so that a new one may take the name of an old one.
         dropped: dict[str, tuple[str, str]] = {}  # by name, the event and the reason
         for name, spec in meta["shadows"].items():
@@ -300,7 +315,7 @@ class Session:
                         hint=f"if you trust it, name it yourself: --selector {code} on the command line, "
                         "Session.open(path, shadows={...}) in Python; shadows={} continues without it",
                     )
-            elif shadow is None or describe(shadow)["params"] != spec["params"]:
+            elif name != ordered and (shadow is None or describe(shadow)["params"] != spec["params"]):
                 dropped[name] = "removed", "the session was opened without it"
                 continue
             try:
