@@ -112,6 +112,7 @@ class _FlowPlayer(Player):
         self.begun: dict[int, float] = {}  # by ticket, of clients that have not answered
         self.idle_since: float | None = None  # since when nobody is at work or can be asked
         self.failed_attempts = 0
+        self.stop: str | None = None  # why the run ends before its last model
 
     def play(self) -> str | None:
         host, flow = self.host, self.flow
@@ -124,10 +125,7 @@ class _FlowPlayer(Player):
         # Interrupted with the earlier run. They get the same model again, so that the choices stay the same.
         for cohort in flow.at_work:
             self._send(cohort)
-        while True:
-            stop = self._proceed()
-            if stop is not None or self.session.round >= self.rounds:
-                return stop
+        while not self._proceed():
             # There is nothing to do until then, unless a client answers.
             until = min(map(self._ends, flow.at_work), default=math.inf)
             if not flow.lacks_clients:
@@ -137,25 +135,30 @@ class _FlowPlayer(Player):
                 until = min(until, now + LOOK_EVERY)
             for reply in host.receive(max(until, now)):
                 self._take(reply)
-                stop = self._proceed()
-                if stop is not None or self.session.round >= self.rounds:
-                    return stop
+                # After each answer, because it may make a model due, and the next choice depends on what it brought.
+                if self._proceed():
+                    return self.stop
             self._write_off()
+        return self.stop
 
-    def _proceed(self) -> str | None:
-        """Make the models that are due and fill the free places; return why the selector ends the run, or None."""
-        stop = None
-        while stop is None and self.flow.is_due(self.host.now()) and self.session.round < self.rounds:
+    @property
+    def _is_over(self) -> bool:
+        return self.stop is not None or self.session.round >= self.rounds
+
+    def _proceed(self) -> bool:
+        """Make the models that are due and fill the free places; return whether the run is over."""
+        while not self._is_over and self.flow.is_due(self.host.now()):
             self._advance()
-            stop = self._stops_early()
-        if stop is None and self.session.round < self.rounds:
-            stop = self._fill()
+            self.stop = self._stops_early()
+        if not self._is_over:
+            self.stop = self._fill()
         self.session.commit()  # events after the last choice
-        return stop
+        return self._is_over
 
     # -- the choice ---------------------------------------------------------------------------------------------------
 
     def _fill(self) -> str | None:
+        """Ask clients until no place is free; return why the selector ends the run, or None."""
         host, flow, session = self.host, self.flow, self.session
         while flow.free:
             busy = self._look()
@@ -182,6 +185,7 @@ class _FlowPlayer(Player):
             cohort = flow.choose(None if query is None else host.answer(query, np.flatnonzero(available)))
             session.commit()
             if cohort.size and (why := self._lease(cohort)):
+                # Another run was faster; the client counts as never chosen, and somebody else may be free.
                 flow.abandon(cohort.ticket, why)
             elif cohort.size:
                 host.on_chosen(cohort, int(available.sum()))

@@ -187,6 +187,7 @@ class LiveRun(Host):
                     record_end(session, "finished", stop or "")  # the earlier run was killed at its very end
                 self.on_finished(stop)
                 return
+        # First the clients, then the record: a run that nobody joins leaves no journal behind.
         self.prepare()
         session = self.session = self.session or self._create_session()
         self.on_opened(session)

@@ -590,8 +590,6 @@ def test_bad_settings_are_refused() -> None:
         CohortStrategy("uniform", policy=Policy(deadline=0.0))
     with pytest.raises(ParameterError, match="fraction_train=0"):
         CohortStrategy("uniform", FedAvg(fraction_train=0.0))
-    with pytest.raises(InnerStrategyError, match="start"):
-        CohortStrategy("uniform", CohortStrategy("uniform"))
     with pytest.raises(ParameterError, match="'validation' is missing"):
         CohortStrategy("uniform", filter=FedCA())
     with pytest.raises(InnerStrategyError, match="cannot be wrapped"):

@@ -76,13 +76,15 @@ def test_a_round_that_is_tried_again_is_configured_once(empty_fleet: Any, kit: A
     assert heard == [0.5, 0.5, 0.5, 0.5, 0.25, 0.25]
 
 
-def test_what_cannot_be_wrapped_is_refused_by_name() -> None:
+def test_what_cannot_be_wrapped_is_refused_by_name(tmp_path: Path) -> None:
     class Own(FedAvg):
         def start(self, *args: Any, **kwargs: Any) -> Any:
             raise AssertionError
 
-    with pytest.raises(InnerStrategyError, match="start"):
-        CohortStrategy("uniform", Own())
+    for inner in (Own(), DifferentialPrivacyServerSideFixedClipping(Own(), 0.1, 10.0, 3), CohortStrategy("uniform")):
+        with pytest.raises(InnerStrategyError, match="start"):
+            CohortStrategy("uniform", inner, journal=tmp_path / "j")
+    assert not (tmp_path / "j").exists()
     with pytest.raises(ParameterError, match=r"flwr.serverapp.strategy. Got FedAvg(?s:.*)legacy API"):
         CohortStrategy("uniform", LegacyFedAvg())  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match=r"Got FedAvg, a class"):

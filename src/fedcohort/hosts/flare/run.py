@@ -243,6 +243,7 @@ class FlareRun(LiveRun):
 
     def _write_off(self) -> None:
         """Stop waiting for sites that are no longer connected."""
+        # Questions for a description are not written off: a site that comes back finds them, or is asked again.
         waiting = [message for message in self.task_messages if not message.closed and message.kind != DESCRIBE]
         connected = set(self.controller.connected()) if waiting else set()
         for task_message in waiting:

@@ -28,6 +28,7 @@ log = logging.getLogger("flwr.fedcohort")
 _SETTLE = 15.0  # seconds given to nodes that have not described themselves, once enough others have
 _LOOK_EVERY = 0.25  # seconds between two checks of who is online
 _LOG_EVERY = 10.0  # seconds between two log messages about what the run waits for
+# Of the roster, and of what is demanded. Who is fit is computed again only if one of them changes.
 _Version = tuple[int, int]
 
 

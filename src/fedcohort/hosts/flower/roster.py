@@ -124,6 +124,7 @@ class Roster:
         elif len(self._cards) == len(ids) and not self._outbox.waiting and self._clock() < self._due:
             return
         now = self._clock()
+        # A node that is gone, or whose app hung, is asked anew when it is back.
         for message_id, (asked_node, sent) in list(self._outbox.waiting.items()):
             if int(asked_node) not in self._registered or now - sent > ASK_AGAIN_AFTER:
                 del self._outbox.waiting[message_id]
@@ -136,6 +137,7 @@ class Roster:
         self._registered = {int(n.node_id): normal_form(n.name or "") for n in self._grid.get_nodes()}
         self._seen = set(self._registered)
         names = set(self._registered.values())
+        # A node that only called itself by a name gives way to the one that is registered under it.
         gone = [
             node
             for node, card in self._cards.items()

@@ -348,6 +348,7 @@ class FlowerRun(LiveRun):
         """Send the strategy's own train messages."""
         self._config_before = dict(self.config)
         self.wrapped.forget_round(cohort.round + 1)  # it may be left from an interrupted run in this process
+        # Its own outbox, so that late answers to earlier rounds are not taken for answers to this one.
         outbox = self._outbox()
         self._open = (cohort, outbox)
         return self._send(cohort, self.model, self.config, outbox, self.running.seed)
@@ -370,6 +371,8 @@ class FlowerRun(LiveRun):
             ask=question(signals, receipt(session.journal, cohort.ticket, cohort.round)),
             work={} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True)),
         )
+        # Longer than the deadline, because a late answer is recorded and may count; but a node that returns much later
+        # must not train a model that nobody needs.
         for message in self._sent.values():
             message.metadata.ttl = self.deadline + max(self.deadline, LATE_GRACE_SECONDS)
         refused = outbox.send(self._sent)
@@ -699,6 +702,7 @@ class FlowerRun(LiveRun):
         # The strategy must find what it wrote last time. A copy protects messages that are still on their way.
         config = self._evaluate_config = ConfigRecord(dict(self._evaluate_config))
         nodes = [card.node for card in chosen.values()]
+        # The strategy may write to fewer clients than it was offered.
         by_node = self.wrapped.configure_evaluate(server_round, self.model, config, self.grid, nodes)
         messages = {name: by_node[card.node] for name, card in chosen.items() if card.node in by_node}
         replies = exchange(self._outbox(), messages, self.deadline, self.outstanding)

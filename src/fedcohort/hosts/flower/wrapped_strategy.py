@@ -72,7 +72,7 @@ class WrappedStrategy:
             )
         self.strategy = strategy
         self.levels = [strategy]
-        for level in self.levels:
+        for level in self.levels:  # grows while it is read
             for value in vars(level).values():
                 if isinstance(value, Strategy) and not any(value is other for other in self.levels):
                     self.levels.append(value)
@@ -177,6 +177,7 @@ class WrappedStrategy:
         with self._taking_all(1):
             list(self.strategy.configure_train(server_round, arrays, config, GridView(grid, [1])))
 
+    # Flower's strategies have no other way to say which nodes to write to.
     @contextlib.contextmanager
     def _taking_all(self, count: int) -> Iterator[None]:
         """Make every level take all of ``count`` nodes; a fraction of 0 stays 0."""
