@@ -58,19 +58,17 @@ def compared(
     # The user's choices, as sections.
     if preset is not None and config is None:
         described.pop("preset")  # the base configuration has it, with the paper's training
-    if partition is not None:
-        described["partition"] = _as_table("partition", partition)
+    described |= _given(partition=_as_table("partition", partition))
     if clients is not None:
         described["partition"] = {**described.get("partition", {}), "clients": clients}
-    run = {"rounds": rounds, "cohort": cohort, "targets": _plain(targets), "baseline": baseline}
-    sections = {
-        "data": section,
-        "scenario": described or None,
-        "model": None if model is None else _as_table("model", model),
-        "task": None if task is None else _as_table("task", task),
-        "run": {key: value for key, value in run.items() if value is not None},
-    }
-    table = merge_tables(base, {key: part for key, part in sections.items() if part is not None})
+    sections = _given(
+        data=section,
+        scenario=described or None,
+        model=_as_table("model", model),
+        task=_as_table("task", task),
+        run=_given(rounds=rounds, cohort=cohort, targets=_plain(targets), baseline=baseline),
+    )
+    table = merge_tables(base, sections)
     if dataset is not None:
         table["data"] = dataset
     if seeds is not None:
@@ -113,6 +111,10 @@ def compared(
     return replace(experiment, notes=(*notes, *supplied, *experiment.notes))
 
 
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
 # -- the user's arguments -----------------------------------------------------------------------------------------
 
 
@@ -124,7 +126,7 @@ def _dataset(
     # Of a file, the experiment's task decides what is predicted; arrays and frames become a dataset already here.
     known = isinstance(name, str) and (name in TASKS or is_reference(name))
     target: Target = getattr(TASKS.get(str(name)), "target", "class") if known else "class"
-    columns = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
+    columns = _given(label=label, client=client)
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # not isinstance: pandas may not be installed
         predicted: Literal["class", "number"] = "number" if target == "number" else "class"
         return from_pandas(data, label=label or "label", client=client, target=predicted), None
@@ -162,10 +164,12 @@ def _scenario(value: Any) -> dict[str, Any]:
     raise InputError(f"'scenario' must be the name of a preset, a Scenario or a table. Got {short_repr(value)}.")
 
 
-def _as_table(argument: str, value: Any) -> dict[str, Any]:
-    """Return a section that is given by name or as a table."""
-    if isinstance(value, (str, Mapping)):
-        return {"name": value} if isinstance(value, str) else dict(value)
+def _as_table(argument: str, value: Any) -> dict[str, Any] | None:
+    """Return a section that is given by name, as a table or not at all."""
+    if value is None or isinstance(value, Mapping):
+        return None if value is None else dict(value)
+    if isinstance(value, str):
+        return {"name": value}
     raise InputError(f"'{argument}' must be a name, or a table with a name and parameters. Got {short_repr(value)}.")
 
 

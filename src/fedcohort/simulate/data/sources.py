@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.resources
 import logging
 import math
 import os
 import struct
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -235,6 +237,20 @@ def assemble(
         raise files.content_error(where, error.message.rstrip(".")) from error
 
 
+def _published(name: str) -> Callable[[type[_Published]], type[_Published]]:
+    """Register a class under a name, with what ``published.toml`` says about the dataset as attributes."""
+
+    def register(cls: type[_Published]) -> type[_Published]:
+        facts = tomllib.loads((importlib.resources.files(__package__) / "published.toml").read_text())[name]
+        cls.resources = tuple(Resource(**file) for file in facts.pop("files"))
+        for key, value in facts.items():
+            setattr(cls, key, tuple(value) if isinstance(value, list) else value)
+        DATASETS.register(name)(cls)
+        return cls
+
+    return register
+
+
 _IDX = {
     "x_train": ("train-images-idx3-ubyte", "train-images.idx3-ubyte"),
     "y_train": ("train-labels-idx1-ubyte", "train-labels.idx1-ubyte"),
@@ -318,87 +334,26 @@ class _MnistLike(_Published):
         }
 
 
-def _idx_resources(base: str, kind: str, sums: tuple[str, str, str, str]) -> tuple[Resource, ...]:
-    names = [f"{_IDX[key][0]}.gz" for key in _PARTS]
-    return tuple(
-        Resource(name, f"{base}/{name}", f"{kind}:{checksum}") for name, checksum in zip(names, sums, strict=True)
-    )
-
-
-@DATASETS.register("mnist")
+@_published("mnist")
 class Mnist(_MnistLike):
     """MNIST: 60,000 + 10,000 handwritten digits of 28 x 28 pixels (LeCun et al. 1998)."""
 
-    archives = ("mnist.npz",)
-    labels = _DIGITS
-    subfolders = ("mnist", "MNIST/raw")
-    advice = "put mnist.npz or the four idx files of MNIST into one of these folders"
-    sums = (
-        "6bbc9ace898e44ae57da46a324031adb",
-        "a25bea736e30d166cdddb491f175f624",
-        "2646ac647ad5339dbf082846283269ea",
-        "27ae3e4e09519cfbb04c329615203637",
-    )
-    resources = _idx_resources(
-        "https://ossci-datasets.s3.amazonaws.com/mnist",
-        "md5",
-        (
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "d53e105ee54ea40749a09fcbcd1e9432",
-            "9fb629c4189551a2d022fa330f9573f3",
-            "ec29112dd5afa0611ce80d1b7f02629c",
-        ),
-    )
 
-
-@DATASETS.register("fashion-mnist")
+@_published("fashion-mnist")
 class FashionMnist(_MnistLike):
     """Fashion-MNIST: 60,000 + 10,000 pieces of clothing of 28 x 28 pixels (Xiao, Rasul and Vollgraf 2017)."""
-
-    archives = ("fashion_mnist.npz", "fashion-mnist.npz")
-    labels = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-    subfolders = ("fashion-mnist", "FashionMNIST/raw")
-    system = "/usr/share/datasets/fashion-mnist"
-    advice = "install the Debian package dataset-fashion-mnist, or put the four idx files into one of these folders"
-    kind = "sha256"
-    sums = (
-        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-    )
-    # The publisher's bucket does not support HTTPS. The same files are in its repository.
-    resources = _idx_resources(
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion", "unpacked-sha256", sums
-    )
 
 
 _CIFAR_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 _CIFAR_DELTA = ("cifar10_train_1.npz", "cifar10_train_2.npz", "cifar10_test.npz")
 
 
-@DATASETS.register("cifar10")
+@_published("cifar10")
 class Cifar10(_Published):
     """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32 pixels (Krizhevsky 2009)."""
 
-    labels = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-    subfolders = ("cifar10", "cifar-10-batches-py")
-    advice = "put cifar-10-python.tar.gz, or the folder cifar-10-batches-py from it, into one of these folders"
     shape = (32, 32, 3)
     full_size = 50_000
-    sums = (
-        "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
-        "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
-        "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
-        "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
-    )
-    resources = (
-        Resource(
-            "cifar-10-python.tar.gz",
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-            "md5:c58f30108f718f92721af3b95e74349a",
-        ),
-    )
 
     def expected_files(self) -> str:
         """Name the files."""
