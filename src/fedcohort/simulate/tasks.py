@@ -79,6 +79,7 @@ class Task(Parameterized):
                 f"The task {self.name!r} has no metric {self.metric!r}. Known: {', '.join(fitting)}.",
                 hint=suggest(self.metric, fitting) or "give your own function as file.py:function",
             )
+        # A known metric has one direction, so a contradiction is a mistake and no wish.
         direction = _METRICS[self.metric][0]
         if self.higher_is_better not in (None, direction):
             raise ParameterError(

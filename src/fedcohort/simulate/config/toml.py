@@ -144,6 +144,7 @@ def with_keys(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
             f"'overrides' must map keys of the configuration to values. Got {short_repr(values)}.",
             hint='for example {"local.lr": 0.1}',
         )
+    # One key after another: a later one may change what an earlier one has set.
     result = dict(table)
     for key, value in values.items():
         path = [part.strip() for part in key.split(".")]

@@ -163,6 +163,7 @@ def read_cifar_batch(path: Path, member: str | None) -> tuple[AnyArray, AnyArray
         if member is None:
             with open(path, "rb") as file:
                 return _parse_batch(path, file)
+        # Read from within: unpacking 170 MB beside it would surprise whoever owns the folder.
         with tarfile.open(path, "r:*") as archive:
             inner = archive.extractfile(member)
             if inner is None:

@@ -142,6 +142,7 @@ class OwnFile(Source):
         if path.suffix in _TABLES:
             if self.target == "token" or self.integers:
                 raise InputError(f"A table such as {path} holds no sequences of tokens.", hint="give an npz archive")
+            # Both before anything is computed, so that a mistake in the second is found at once.
             tables = [TableFile.read(Path(name)) for name in (here.path, here.test) if name is not None]
             dataset = dataset_of_tables(path.stem, tables, here)
         else:

@@ -81,6 +81,7 @@ def columns_of(partition: Any, image_key: str, label_key: str, what: str) -> tup
                 f"There is no column {key!r} in {what}. Known: {', '.join(map(str, known)) or 'none'}.",
                 hint="name the columns: image_key and label_key, or data.inputs, data.label and data.client",
             )
+    # Labels first: decoding all images only to find that there are none would take minutes.
     y = np.asarray(partition[label_key])
     if len(y) == 0:
         raise InputError(f"{what} is empty.")

@@ -161,6 +161,7 @@ class FileSource(Source):
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
         """Read the first copy, or download one if there is none."""
+        # The user's own folders win over what the system has installed.
         places = [*folders(folder), *([] if self.system is None else [Path(self.system)])]
         for place in places:
             # Its own folder first, because the idx files of MNIST and Fashion-MNIST have the same names.
@@ -227,6 +228,7 @@ def assemble(
             )
         if y.shape != (len(x),) or y.dtype.kind not in "iu":
             raise files.content_error(where, f"y_{part} must be {len(x):,} integers, but it is {y.shape} {y.dtype}")
+    # Labels are stored as bytes, and computed with as indices.
     y_train, y_test = (arrays[key].astype(np.int64) for key in ("y_train", "y_test"))
     x_train, x_test = arrays["x_train"], arrays["x_test"]
     try:

@@ -170,6 +170,7 @@ class TableFile:
 
     def _values(self, name: str) -> AnyArray:
         """Return a column without missing values: numbers, or texts."""
+        # A file is read in blocks, but a mask needs the whole column.
         column = self._table.column(name).combine_chunks()
         self._refuse(name, np.asarray(column.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)), "is missing")
         # A categorical column of pandas.

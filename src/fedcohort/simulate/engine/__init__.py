@@ -1,7 +1,7 @@
 """The training engine: many models over one shared set of samples, batched, on all cores or on CUDA."""
 
 from fedcohort.simulate.engine.engine import Engine, choose_device, choose_engine
-from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss, train_plain
+from fedcohort.simulate.engine.plain import train_plain
 from fedcohort.simulate.engine.types import ClientData, HeldOut, Jobs, TrainingResult
 
 __all__ = [
@@ -12,7 +12,5 @@ __all__ = [
     "TrainingResult",
     "choose_device",
     "choose_engine",
-    "pseudo_labels",
-    "robust_loss",
     "train_plain",
 ]

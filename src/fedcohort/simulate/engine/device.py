@@ -365,6 +365,7 @@ class DeviceProgram:
     @torch.no_grad()
     def outputs(self, models: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
         """Return the outputs (M, V, ...) of flat models (M, P) on rows of the data, in chunks that fit into memory."""
+        # Rearranged once: the order of a stack costs a pass over all weights.
         vectors = self._to_net_order(models)
         x = self.x[rows.to(self.device) if isinstance(rows, torch.Tensor) else rows]
         step = max(1, self._memory // (max(8 * x.shape[1], 1024) * len(models)))
@@ -474,6 +475,7 @@ class DeviceProgram:
                 )
                 weight = weight.view(*weight.shape, *(1,) * (logits.ndim - 2))
                 self.net.backward(vectors, saved, delta.mul_(weight), part)
+            # Sums of parts: the samples of all clients at once would not fit into memory.
             total.add_(part)
         return self._to_flat(total)
 

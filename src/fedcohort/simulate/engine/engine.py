@@ -39,7 +39,7 @@ _COMPILED, _STACKED, _PLAIN = "compiled code", "stacked models", "plain loop"
 
 
 class Backend(Protocol):
-    """Does the computing: compiled code, a stack of models on a device, or the plain loop. The engine checks inputs."""
+    """Does the computing: compiled code, a stack of models on a device, or the plain loop."""
 
     def train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
@@ -143,6 +143,7 @@ class Engine:
         self.task = task or Classification()
         self.sample = sample_shape(x_train)
         self.integers = np.asarray(x_train).dtype.kind == "i"
+        # A model of tokens scores every token at every position.
         self.output = (*self.sample, classes) if self.task.target == "token" else (classes,)
         self.classes = classes
         self.local = local
@@ -185,6 +186,7 @@ class Engine:
             program = DeviceProgram(
                 net, store, local, classes=classes, device=device, precision=precision, losses=losses
             )
+            # Tables of padded or combined samples would change what such a module computes.
             if not net.couples:
                 return program
             return StackedTraining(program, flat, store, local, losses, device=device, precision=precision)

@@ -309,6 +309,7 @@ class FusedConvolution:
     def forward(self, vectors: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output (J, B, PH, PW, N) for images x (J or 1, B, H, W, C), and what the backward passes need."""
         shape, tiles, models, batch = self.shape, self._forward, len(vectors), x.shape[1]
+        # The kernels compute addresses from sizes alone, without strides.
         vectors = vectors.contiguous()
         out = torch.empty(models, batch, *shape.result, device=x.device)
         where = torch.empty(out.shape, dtype=torch.uint8, device=x.device)
@@ -390,6 +391,7 @@ def _power(size: int, most: int) -> int:
 @functools.cache
 def usable(device: int, precision: str) -> bool:
     """Return whether these kernels compile for a CUDA device and agree with torch's operators."""
+    # Older devices have no TF32, for which the tiles were chosen.
     if triton is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:
@@ -407,6 +409,7 @@ def _check(precision: str) -> None:
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device="cuda", generator=generator).bfloat16().float()  # exact in TF32
 
+    # Sides that differ and do not fill the tiles, with padding and pooling: whatever is confused shows.
     fused = FusedConvolution(Shape((9, 10, 4), (3, 3), (1, 1), 8, (2, 2), True, 0, 36), precision)
     vectors, x, delta = draw(2, 37 * 8), draw(2, 3, 9, 10, 4), draw(2, 3, 4, 5, 8)
     y, where = fused.forward(vectors, x)

@@ -384,6 +384,7 @@ def read_layers(flat: FlatModel, sample: tuple[int, ...]) -> list[Layer] | None:
     Flattening before any convolution is left out, because samples are stored flat. A layer may appear several times,
     unless it has weights.
     """
+    # Any other module may do more between its layers than apply one after another.
     if not isinstance(flat.module, nn.Sequential):
         return None
     slots = {slot.name: slot for slot in flat.slots}
