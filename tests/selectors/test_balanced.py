@@ -487,7 +487,7 @@ def test_time_shortens_rounds_within_the_accounts():
         return {Signal.DURATION: seconds[clients]}
 
     table = ClientTable(labels=LabelCounts(counts))
-    hurried = play(Session(Balanced(time=2.0), table, signals={Signal.DURATION}, seed=1), 160, 5, duration)
+    hurried = play(Session(Balanced(fast=True), table, signals={Signal.DURATION}, seed=1), 160, 5, duration)
     plain = play(Session(Balanced(), table, signals={Signal.DURATION}, seed=1), 160, 5, duration)
     length = [np.mean([seconds[c].max() for c in cohorts[20:]]) for cohorts in (hurried, plain)]
     assert length[0] < 0.8 * length[1]
@@ -515,12 +515,12 @@ def test_it_uses_what_the_host_supplies_and_the_journal_keeps_it(tmp_path):
     with pytest.raises(JournalError, match="cannot be continued"):
         Session.open(path, Balanced(balance="nothing"))
     with pytest.raises(SignalError, match="duration"):
-        Session(Balanced(time=0.5), told, signals=set())
+        Session(Balanced(fast=True), told, signals=set())
 
 
 def test_clients_without_any_samples_and_durations_of_zero():
     counts = np.array([[0, 0], [5, 0], [0, 5], [0, 0]])
-    session = Session(Balanced(time=1.0), ClientTable(labels=LabelCounts(counts)), signals={Signal.DURATION})
+    session = Session(Balanced(fast=True), ClientTable(labels=LabelCounts(counts)), signals={Signal.DURATION})
     cohorts = play(session, 12, 2, lambda c: {Signal.DURATION: np.zeros(len(c))})
     assert all(len(c) == 2 for c in cohorts)
     assert set(np.concatenate(cohorts).tolist()) == {0, 1, 2, 3}

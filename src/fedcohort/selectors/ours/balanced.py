@@ -19,7 +19,7 @@ import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable, LabelCounts, LabelInfo
-from fedcohort.core.params import Interval, OneOf, ParamSets, param
+from fedcohort.core.params import Boolean, Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.accounts import (
@@ -43,6 +43,7 @@ from fedcohort.selectors.ours.goals import (
     update_directions,
 )
 
+_SPEED = 0.5  # weight of a round's duration (tau): a round twice as long must be 1.4 times as balanced
 _PAST = 0.5  # how much a round counts in the balance of the next (lambda)
 _LEAD = 0.5  # weight of having been asked often (gamma)
 _FORGOTTEN = 1e-3  # a past cohort with a smaller weight no longer counts
@@ -109,8 +110,8 @@ class Balanced(Selector[BalanceState]):
 
     Labels may be given as counts (also noisy ones), a factor or a Gram matrix. Without labels, the directions of
     updates are balanced instead; clients whose direction is not known yet get the places that an even draw gives them.
-    With nothing at all, only leads count. ``time`` adds :math:`\tau \log \max_{n \in M} d_n`, with d_n the expected
-    seconds of client n.
+    With nothing at all, only leads count. ``fast`` adds :math:`\tau \log \max_{n \in M} d_n`, with d_n the expected
+    seconds of client n and :math:`\tau` = 0.5.
 
     Deviations: there is no paper. The selector's page states what it guarantees, with proofs.
 
@@ -146,7 +147,7 @@ class Balanced(Selector[BalanceState]):
         "labels": {"balance": "labels", "share": 1.25},
         "directions": {"balance": "directions", "share": 2.0},
         "nothing": {"balance": "nothing", "share": 16.0},
-        "time": {"time": 10.0},
+        "fast": {"fast": True},
         "samples": {"accounts": "samples"},
     }
 
@@ -158,7 +159,7 @@ class Balanced(Selector[BalanceState]):
     accounts: str = param(
         "clients", OneOf(("clients", "samples")), "an even share is the same for all clients, or goes by their samples"
     )
-    time: float = param(0.0, Interval(float, 0, None), "weight of a round's duration (tau); 0: time does not count")
+    fast: bool = param(False, Boolean(), "prefer cohorts of clients that are alike in speed, where rounds wait for all")
     balance: str = param("auto", OneOf(("auto", *_SIGNALS)), "what is balanced; auto: the best that is available")
 
     def adapt(self, supplied: frozenset[Signal]) -> Balanced:
@@ -169,11 +170,11 @@ class Balanced(Selector[BalanceState]):
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """The signals of what is balanced, sizes if the accounts go by them, and durations if time counts."""
+        """The signals of what is balanced, sizes if the accounts go by them, and durations if speed counts."""
         needed = _SIGNALS.get(self.balance, frozenset())
         if self.accounts == "samples":
             needed |= {Signal.SIZES}
-        return needed | {Signal.DURATION} if self.time > 0 else needed
+        return needed | {Signal.DURATION} if self.fast else needed
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
         """Start with empty accounts."""
@@ -281,12 +282,12 @@ class Balanced(Selector[BalanceState]):
         return direction_group(state.directions, state.seen, slate.clients.sizes, candidates, past)
 
     def _seconds(self, state: BalanceState, candidates: IntArray) -> FloatArray | None:
-        """(c,) tau log d_n, with the median d_n for clients never timed; None if time does not count."""
-        if self.time == 0 or not state.seconds.any():
+        """(c,) tau log d_n, with the median d_n for clients never timed; None if speed does not count."""
+        if not self.fast or not state.seconds.any():
             return None
         known = state.timed > 0
         expected = np.where(known, state.seconds, np.median(state.seconds[known]))[candidates]
-        return np.asarray(self.time * np.log(np.maximum(expected, 1e-6 * state.seconds.max())))
+        return np.asarray(_SPEED * np.log(np.maximum(expected, 1e-6 * state.seconds.max())))
 
     def update(self, state: BalanceState, outcome: Outcome) -> BalanceState:
         """Undo the count of models that did not arrive; learn directions and durations if they are used.
@@ -305,7 +306,7 @@ class Balanced(Selector[BalanceState]):
                 changes["directions"], changes["seen"] = update_directions(
                     state.directions, state.seen, outcome.clients[good], updates[good]
                 )
-        if self.time > 0:
+        if self.fast:
             seconds = outcome[Signal.DURATION]
             known: BoolArray = np.isfinite(seconds)
             changes["seconds"], changes["timed"] = update_means(
@@ -327,7 +328,7 @@ class _Objective:
         self,
         group: ClassBalance | None,  # its class imbalance; None if nothing is balanced
         lead: FloatArray,  # (c,) gamma e_n
-        seconds: FloatArray | None,  # (c,) tau log d_n; None if time does not count
+        seconds: FloatArray | None,  # (c,) tau log d_n; None if speed does not count
         floor: float,  # the least imbalance that counts; what chance leaves in the group does not count either
         choice: Choice,
     ) -> None:
