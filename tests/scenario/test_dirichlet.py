@@ -14,7 +14,7 @@ from fedcohort.scenario.dirichlet import (
     DirichletQp,
     MixedHeterogeneity,
     Skewness,
-    sequential_counts,
+    _sequential_counts,
 )
 from fedcohort.scenario.partition import Pool
 
@@ -104,7 +104,7 @@ def test_batched_draws_have_the_distribution_of_single_draws():
     fast = np.zeros((3, 3))
     slow = np.zeros((3, 3))
     for seed in range(repeats):
-        fast += sequential_counts(pool, shares, 7, np.random.default_rng(seed))
+        fast += _sequential_counts(pool, shares, 7, np.random.default_rng(seed))
     for seed in range(repeats // 4):
         slow += one_by_one(pool, shares, 7, np.random.default_rng(10_000 + seed))
     # standard error of a mean of counts below 2: about 0.05 for the slow side
@@ -114,7 +114,7 @@ def test_batched_draws_have_the_distribution_of_single_draws():
 
 def test_a_client_without_remaining_classes_gets_other_samples():
     pool = Pool.of(np.repeat([0, 1], [5, 5]))
-    counts = sequential_counts(pool, np.array([[1.0, 0.0], [1.0, 0.0]]), 5, np.random.default_rng(0))
+    counts = _sequential_counts(pool, np.array([[1.0, 0.0], [1.0, 0.0]]), 5, np.random.default_rng(0))
     assert counts.tolist() == [[5, 0], [0, 5]]
 
 

@@ -372,7 +372,7 @@ class Selector(Parameterized, ABC, Generic[State]):
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """The signals this selector reads."""
+        """The signals this selector reads. If they are always the same, a class attribute will do."""
         return frozenset()
 
     @property

@@ -21,7 +21,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -252,8 +252,7 @@ def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
 # -- statements ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Statement:
+class Statement(NamedTuple):
     """A client's statement, opened.
 
     Parameters

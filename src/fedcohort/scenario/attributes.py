@@ -128,6 +128,7 @@ def draw_attributes(
     """
     if changing and not any(isinstance(entry, Mapping) and entry.get("changes") for entry in table.values()):
         return {}
+    # A file may name the clients, in any order.
     order = list(map(str, table.get(_CLIENT, names)))
     row_of = {name: row for row, name in enumerate(order)}
     missing = sorted(set(names) - set(row_of))
@@ -158,10 +159,12 @@ def _column(attribute: str, entry: Any, rows: list[int], count: int, seed: int, 
     position = (zlib.crc32(attribute.encode()), 1 + round if entry.get("changes") else 0)
     draws: FloatArray = uniforms(seed, rng.ATTRIBUTES, np.arange(len(rows)), *position)
     if "values" in entry:
+        # Divided by their sum, so that a user may write numbers of clients as well.
         shares = np.asarray(entry.get("shares") or [1.0] * len(entry["values"]), np.float64)
         edges = np.cumsum(shares / shares.sum())[:-1]
         return [entry["values"][i] for i in np.searchsorted(edges, draws, side="right").tolist()]
     low, high = entry["low"], entry["high"]
+    # Whole numbers with both ends included, as whoever writes low = 1, high = 5 expects.
     if isinstance(low, int) and isinstance(high, int):
         return [int(v) for v in np.floor(low + draws * (high - low + 1)).tolist()]
     return [float(v) for v in (low + draws * (high - low)).tolist()]

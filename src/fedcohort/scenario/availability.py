@@ -134,6 +134,7 @@ class Bernoulli(Availability):
 
     def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
         """Draw for each client."""
+        # The rates are drawn from another stream, once, so that clients differ in the same way in all rounds.
         draw = rng.stream(seed, rng.AVAILABILITY, _EACH_ROUND, round)
         available: BoolArray = draw.random(len(federation)) < self.rates(len(federation), seed)
         return available
@@ -173,6 +174,7 @@ class DayNight(Availability):
 
     def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
         """Compare each client's local time with the length of its day."""
+        # Wrapped at midnight, so that a client's day may begin in one day of the federation and end in the next.
         local = (round % self.period / self.period + self.mornings(len(federation), seed)) % 1.0
         awake: BoolArray = local < self.awake
         return awake

@@ -50,7 +50,7 @@ class Iid(Partition):
             return Assignment(places, np.arange(self.clients + 1, dtype=np.int64) * size)
         size = equal_size(self.name, pool, self.clients, self.samples)
         sizes = np.full(self.clients, size, dtype=np.int64)
-        if self.samples is None:
+        if self.samples is None:  # the remainder, one sample each
             sizes[: len(pool) - size * self.clients] += 1
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         return Assignment(rng.permutation(len(pool))[: offsets[-1]], offsets)
@@ -142,6 +142,7 @@ class ClassesPerClient(Partition):
         member = np.zeros((self.clients, pool.classes), dtype=bool)
         np.put_along_axis(member, own_classes, True, axis=1)
         holders = member.sum(axis=0)
+        # Quantities are equal, so the scarcest class decides for all.
         most = int((pool.counts[holders > 0] // holders[holders > 0]).min())
         counts = _equal_quantity(self.name, member, self.per_client, self.samples, most)
         traits = {"first_class": member.argmax(axis=1)}
@@ -310,6 +311,7 @@ class DominantClass(Partition):
         def fits(size: int) -> bool:
             return bool((self._counts(size, dominant, shares, pool.counts).sum(axis=0) <= pool.counts).all())
 
+        # By bisection, because whether a size fits is seen only when remainders are dealt as well.
         size = _largest(0, equal_size(self.name, pool, self.clients, None), fits)
         if size == 0:
             raise ScenarioError(

@@ -88,12 +88,14 @@ class Sessions(Parameterized):
         time : float or (k,) float array
             Seconds since the start, which is at midnight in the first time zone.
         """
+        # By name, so that a further state does not change the numbers of the others.
         state = zlib.crc32(name.encode())
         gaps = self.gap if self.own_gaps is None else np.asarray(self.own_gaps)[clients]
         if self.variety and self.own_gaps is None:
             gaps = self.gap * log_normals(self.variety, uniforms(seed, rng.DEVICES, clients, state, _GAP))
         cycle = self.session + gaps
         begun = uniforms(seed, rng.DEVICES, clients, state, _PHASE) * cycle
+        # Which cycle it is follows from the time alone, so any moment can be asked for without those before it.
         number = np.floor((time + begun) / cycle).astype(np.int64)
         zero = number * cycle - begun  # when this cycle began
         length: FloatArray | float = self.session
@@ -336,7 +338,7 @@ class OnlineDevices:
             times, clients, on = self._changes
             end = int(np.searchsorted(times, time, side="right"))
             if end > self._done:
-                self.on = self.on.copy()
+                self.on = self.on.copy()  # whoever holds the old array must not see it change
                 happened = slice(self._done, end)
                 self.on[clients[happened]] = on[happened]  # if a client comes and goes, its last change counts
                 self._done = end

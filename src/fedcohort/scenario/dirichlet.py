@@ -69,7 +69,9 @@ class ClientHeterogeneity(Partition):
         smallest = 0
         for attempt in range(self.redraws + 1):
             shares = dirichlet(rng, np.full((pool.classes, self.clients), self.alpha))
+            # Rounded class by class, so that every sample of the training set has one owner.
             counts = np.stack([round_to_total(shares[c], int(pool.counts[c])) for c in range(pool.classes)], axis=1)
+            # For the error: how close the best draw came.
             smallest = max(smallest, int(counts.sum(axis=1).min()))
             if smallest >= self.least:
                 return deal(
@@ -88,7 +90,7 @@ def _redraw_remark(times: int, why: str) -> tuple[str, ...]:
     return (f"{times:,} draw{'s' if times > 1 else ''} {why} and {'were' if times > 1 else 'was'} repeated",)
 
 
-def sequential_counts(pool: Pool, shares: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
+def _sequential_counts(pool: Pool, shares: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
     """Draw ``size`` labels per client from its ``shares`` (N, B) without replacement, client after client.
 
     A label whose class is used up is drawn again from the remaining classes. Drawing all labels at once and discarding
@@ -133,7 +135,7 @@ class ClassHeterogeneity(Partition):
         """Draw a class distribution per client, then its samples."""
         size = equal_size(self.name, pool, self.clients, self.samples)
         shares = dirichlet(rng, np.full((self.clients, pool.classes), self.alpha))
-        return deal(pool, sequential_counts(pool, shares, size, rng), rng, partition=self.name)
+        return deal(pool, _sequential_counts(pool, shares, size, rng), rng, partition=self.name)
 
 
 @PARTITIONS.register("mixed-heterogeneity")
@@ -164,7 +166,7 @@ class MixedHeterogeneity(Partition):
         # np.resize repeats the list, so each concentration goes to equally many clients, to within one.
         alpha = rng.permutation(np.resize(np.asarray(self.alphas, np.float64), self.clients))
         shares = dirichlet(rng, np.repeat(alpha[:, None], pool.classes, axis=1))
-        counts = sequential_counts(pool, shares, size, rng)
+        counts = _sequential_counts(pool, shares, size, rng)
         return deal(pool, counts, rng, partition=self.name, traits={"alpha": alpha})
 
 
@@ -197,7 +199,7 @@ class DirichletLabels(Partition):
         # Hsu's alpha is the sum over classes, Dirichlet's own parameter is for each of them.
         prior = pool.counts / len(pool)
         shares = dirichlet(rng, np.tile(self.alpha * prior, (self.clients, 1)))
-        return deal(pool, sequential_counts(pool, shares, size, rng), rng, partition=self.name)
+        return deal(pool, _sequential_counts(pool, shares, size, rng), rng, partition=self.name)
 
 
 @PARTITIONS.register("dirichlet-qp")

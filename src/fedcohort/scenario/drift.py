@@ -52,6 +52,7 @@ class Drift(Parameterized):
                 raise ScenarioError(
                     "The drift 'sensors' needs a shift to change to.", hint='shift = {views = ["rotate"], share = 0.2}'
                 )
+            # A view is undone by forgetting the groups. Labels were changed for good and have to be changed back.
             if RELABEL not in groups.views:
                 return dataclasses.replace(federation, groups=None)
             moved = (groups.of == groups.views.index(RELABEL))[federation.owner]
@@ -69,6 +70,7 @@ class Drift(Parameterized):
             new = rank >= np.ceil((1 - self.share) * federation.sizes[federation.owner])
         if new.all():
             raise ScenarioError(f"Before the drift {self.kind!r} no client has any data.", hint="use a smaller share")
+        # Each new sample is replaced by a known one of the same client, so that sizes do not tell of the change.
         source, known = np.arange(len(labels)), np.flatnonzero(~new)
         for client in np.unique(federation.owner[new]).tolist():
             part = slice(int(federation.offsets[client]), int(federation.offsets[client + 1]))

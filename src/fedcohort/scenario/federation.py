@@ -236,5 +236,6 @@ class Federation:
         counts = self.label_counts(part="all", true=True).astype(np.float64)
         whole = counts.sum(axis=0) / max(counts.sum(), 1.0)
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+        # From the whole and not from uniform: a federation of which some classes are rare is not skewed by that.
         distance: FloatArray = ((shares - whole) ** 2).sum(axis=1)
         return distance

@@ -35,6 +35,7 @@ class Quantity(Partition):
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Draw sizes, then classes; if a class has too few samples, draw with replacement."""
+        # Spaced and not drawn, so that every seed has the smallest and the largest client.
         exponent = np.linspace(0, self.orders, self.clients) if self.clients > 1 else np.zeros(1)
         sizes = rng.permutation(np.rint(self.smallest * 10.0**exponent).astype(np.int64))
         counts = _draw(sizes, _mixes(pool, np.ones(pool.classes, bool), self.clients, self.alpha, rng), rng)
@@ -130,6 +131,7 @@ def _mixes(pool: Pool, classes: BoolArray, clients: int, alpha: float | None, rn
 
 def _draw(sizes: IntArray, mixes: FloatArray, rng: np.random.Generator) -> IntArray:
     """Draw how many samples of each class clients of these sizes (N,) and class shares (N, classes) have."""
+    # multinomial refuses shares whose sum is above 1 by rounding.
     exact = mixes / mixes.sum(axis=1, keepdims=True)
     return np.array([rng.multinomial(size, mix) for size, mix in zip(sizes, exact, strict=True)], dtype=np.int64)
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from fedcohort.core.params import Interval, Parameterized, param
 from fedcohort.core.signals import Signal
 
 
-@dataclass(frozen=True)
-class LossTrend:
+class LossTrend(NamedTuple):
     """The last losses, and the number of rounds in a row in which they diverged."""
 
     training: float = math.nan

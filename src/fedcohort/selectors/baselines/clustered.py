@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ from fedcohort.selectors.numerics.recent import RecentVectors
 _ROUNDING = 1e-9  # of a distribution's capacity
 
 
-@dataclass(frozen=True)
-class _Allocation:
+class _Allocation(NamedTuple):
     """The m distributions W_k: shares of clients' samples, ordered by distribution.
 
     Attributes

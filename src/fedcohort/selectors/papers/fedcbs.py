@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -220,8 +220,7 @@ def draw_next(values: FloatArray, m: int, weighting: Weighting, uniform: float) 
     return int(near[position]), log_probability
 
 
-@dataclass(frozen=True)
-class DrawnGroup:
+class DrawnGroup(NamedTuple):
     """A group that was drawn, and the numbers behind it.
 
     Attributes

@@ -9,8 +9,7 @@ opponents), report the gradient distances, and call :func:`ranking` on the state
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from fedcohort.selectors.papers.fedacs.selector import FedAcsState
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(NamedTuple):
     """A federation ranked by skewness. Arrays are by client, except ``order``.
 
     Attributes

@@ -7,7 +7,7 @@ r"""Greedy choice of a cohort by the expected drop of the global loss (Sec. 4.3,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from fedcohort.core.arrays import FloatArray, IntArray
 _BLOCK = 32_768  # rows processed at a time, so that intermediate results stay in the cache
 
 
-@dataclass(frozen=True)
-class Greedy:
+class Greedy(NamedTuple):
     """A cohort picked by the expected drop of the global loss, and the numbers behind it.
 
     Attributes

@@ -10,8 +10,7 @@ X (N, d) is the embedding of client i. No N x N matrix is formed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +21,7 @@ _MANY = 100_000  # with this many clients or more, the fit is in single precisio
 _MAX_SINGLE = 1e16  # largest square of change over noise for single precision
 
 
-@dataclass(frozen=True)
-class _SampleGroup:
+class _SampleGroup(NamedTuple):
     """Samples of loss changes in which the same clients answered.
 
     Attributes
