@@ -106,7 +106,8 @@ class FedCS(Selector[_DurationState]):
         drawn = rng.choice(slate.candidates, count, replace=False)  # in random order, which decides ties
         order = drawn[np.argsort(expected[drawn], kind="stable")][: slate.size]
         ends = _round_ends(expected[order], self.upload)
-        # The ends grow with every client, so those that fit come first. A round without anybody would never end.
+        # The ends grow with every client, so those that fit come first. One is taken even if it does not fit, because a
+        # cohort must not be empty.
         fit = len(order) if self.deadline is None else max(int((ends < self.deadline).sum()), 1)
         drawn = np.sort(drawn)
         cohort = Cohort(

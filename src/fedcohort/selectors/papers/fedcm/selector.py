@@ -82,7 +82,7 @@ class FedCmUcb(Selector[_UcbState]):
     ) -> tuple[Cohort, _UcbState]:
         """Take the largest upper confidence bounds."""
         mean = slate.of_candidates(state.mean)
-        # In place, because in a large federation these are the only arrays of its size in a round.
+        # In place, which saves an array of the size of the federation.
         exploration = 1.5 * math.log(slate.round + 1) / slate.of_candidates(state.pulls)
         np.sqrt(exploration, out=exploration)
         score = mean + exploration

@@ -168,7 +168,7 @@ class Flash(ContextualBandit[FlashState]):
         state = dataclasses.replace(state, gram=gram, moment=moment)
         if self.patience is None:
             return state
-        # Only clients that were picked with a prediction: in the first round there was no model to predict by.
+        # A shadow also learns from clients that it did not pick, for which it has no prediction.
         streak, predicted = state.streak.copy(), state.predicted.copy()
         due = np.isfinite(predicted[clients])
         longer = np.where(predicted[clients] < rewards, streak[clients] + 1, 0)
