@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from flwr.serverapp.strategy import (
 from safetensors.numpy import load_file
 
 from fedcohort.core.errors import JournalError
+from fedcohort.hosts import live_run
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.wrapped_strategy import InnerStrategyError, StrategyState, WrappedStrategy
 from fedcohort.journal import read_journal
@@ -180,6 +182,23 @@ def test_memory_names_what_it_cannot_keep(kit: Any, caplog: Any) -> None:
     np.testing.assert_array_equal(other.anchor["bias"].numpy(), kit.model(2.0)["bias"].numpy())
     with pytest.raises(InnerStrategyError, match="2 or more"):
         StrategyState(WrappedStrategy(other)).restore({"1.m_t": {"kind": "plain", "value": 1}}, {})
+
+
+def test_a_run_that_is_killed_at_its_very_end_is_finished_by_the_next_start(
+    kit: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    def power_cut(*_: Any) -> None:
+        raise PowerCut
+
+    journal = tmp_path / "j"
+    with monkeypatch.context() as patch:
+        patch.setattr(live_run, "record_end", power_cut)
+        with pytest.raises(PowerCut):
+            start(kit, adam(), journal)
+    for _ in range(2):
+        start(kit, adam(), journal)
+    with closing(read_journal(journal)) as record:
+        assert [body["state"] for body in record.events("ended")] == ["finished"]
 
 
 def test_a_privacy_accountant_is_kept() -> None:
