@@ -103,6 +103,7 @@ class KeyHolder:
         rows, columns = texts(rows, "'rows'"), texts(columns, "'columns'")
         with self._lock:
             left, right = ([self._statement(name).counts for name in names] for names in (rows, columns))
+        # No clients are a matrix without rows, which still has its columns.
         shape = (-1, self.public.classes)
         return np.reshape(left, shape).astype(np.int64) @ np.reshape(right, shape).astype(np.int64).T
 

@@ -116,6 +116,7 @@ class EncryptedLabels:
             except CiphertextError as error:
                 refused[name] = error.message
                 continue
+            # Weights follow the size that the server knows, so a client must not tell it another one.
             if sizes.get(name, size) != size:
                 refused[name] = f"It states {sizes[name]} samples to the server and {size} to the key holder."
         # A refused client must not keep the others from being admitted.

@@ -170,6 +170,7 @@ def deal(
     clients, classes = counts.shape
     wanted = counts.sum(axis=0)
     have = pool.counts
+    # With replacement, one sample of a class is enough for any number of draws.
     short = (wanted > 0) & (have == 0) if replacement else wanted > have
     if short.any():
         worst = int(np.argmax(wanted - have))
@@ -208,6 +209,7 @@ def dirichlet(rng: np.random.Generator, concentration: FloatArray) -> FloatArray
     3.0
     """
     positive = concentration > 0
+    # For a smaller concentration the division by it overflows. One entry has all the probability long before.
     safe = np.where(positive, np.maximum(concentration, 1e-12), 1.0)
     logs = np.log(rng.standard_gamma(safe + 1.0)) + np.log1p(-rng.random(safe.shape)) / safe
     logs = np.where(positive, logs, -np.inf)

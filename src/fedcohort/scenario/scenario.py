@@ -185,6 +185,7 @@ class Scenario(Parameterized):
             client_names=part.names,
             groups=groups,
         )
+        # Without views, whoever owns the data is a group, or else all clients with the same main class.
         if groups is None and isinstance(self.partition, Natural):
             return dataclasses.replace(federation, groups=Groups.by_client(federation.names))
         if groups is None and pool.classes > 1:
@@ -380,6 +381,7 @@ def _with_failures(
     """Let clients fail at a random moment of their ``seconds`` of work, unless their session ended even earlier."""
     if np.any(rates):
         failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, position) < rates
+        # Anywhere in the work: an early failure costs the round little time, a late one nearly all of it.
         moment = seconds * uniforms(seed, rng.FAILURE, clients, _WHEN, position)
         durations = np.where(failed, np.minimum(moment, durations), durations)
         status[failed] = Status.FAILED

@@ -113,6 +113,7 @@ class Shift(Parameterized):
         of = np.zeros(clients, dtype=np.int64)  # 0 is the plain view
         order = rng.permutation(clients)
         names = [name for name in self.views if name != PLAIN]
+        # Disjoint parts of one random order, so that no client has two views.
         for place, name in enumerate(self.views):
             if name != PLAIN:
                 of[order[place * each : (place + 1) * each]] = 1 + names.index(name)

@@ -105,6 +105,7 @@ class LocalTraining(Parameterized):
             return self.epochs * self.batches_per_epoch(n)
         if largest is None:
             raise ParameterError("With 'epochs_of_largest' the size of the largest client is needed. Got None.")
+        # The same for all clients, so that the size of a client does not decide how far its model moves.
         return (self.epochs_of_largest or 0) * self.batches_per_epoch(largest)
 
     def lr_at(self, round: int, step: int = 0, batches_per_epoch: int = 1) -> float:

@@ -76,6 +76,7 @@ class FedAvgM(Aggregator):
         """Move by the momentum."""
         memory = self._own(memory, _Momentum)
         weights = members.weights_by(self.weighting, self.exponent)
+        # The sum decays and is not a mean, as in the paper: with equal updates, steps grow to 1 / (1 - beta) of one.
         memory.first = self.beta * memory.first + average(weights, models - old)
         return Combined(old + self.global_rate * memory.first, weights)
 

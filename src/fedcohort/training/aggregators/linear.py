@@ -64,7 +64,7 @@ class FedAvgWithAbsent(WeightedSum):
         """Weights p_k m_k; the old model gets the rest."""
         weights = members.share * members.multiplicity
         present = float(weights.sum())
-        if present > 1.0:
+        if present > 1.0:  # only with multiplicities
             return Mix(weights / present)
         return Mix(weights, 1.0 - present)
 

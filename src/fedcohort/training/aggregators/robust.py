@@ -70,6 +70,7 @@ class TrimmedMean(Aggregator):
     ) -> Combined:
         """Average the remaining values of every coordinate."""
         count = len(members)
+        # In each coordinate on its own: no model is dropped as a whole.
         dropped = _share(self.beta, count)
         rows = ascending(models)[dropped : count - dropped]
         return Combined(rows.mean(0), _equal(count))
@@ -118,6 +119,7 @@ class _Krum(Aggregator):
     def best(self, updates: Any) -> IntArray:
         """Return the indices of the models that are averaged, best first; among equal scores, in order of index."""
         count = len(updates)
+        # Two models are equally far from each other, so neither can be told to be the wrong one.
         if count < 3:
             return np.arange(count)
         # The paper's 2 f + 2 < k, solved for f.
