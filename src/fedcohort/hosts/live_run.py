@@ -179,7 +179,8 @@ class LiveRun(Host):
             # Without rounds, clients are at work until the end, and their last answers are not needed.
             unfinished = bool(session.pending) and not session.asynchronous
             last = session.journal.cohorts()[-1:]
-            stop = (last[0].stop if last else None) or Watch(session, self.policy.early_stop).reason()
+            by_selector = last[0].stop if last else None
+            stop = None if unfinished else by_selector or Watch(session, self.policy.early_stop).reason()
             if not unfinished and (session.round >= self.num_rounds or stop):
                 self.load(session)
                 ended = session.journal.events(ENDED)[-1:]
