@@ -171,9 +171,9 @@ def test_the_command_writes_page_and_submission(tmp_path):
 
 
 def test_unknown_names_are_named(tmp_path):
-    with pytest.raises(UnknownNameError, match="no setting 'nois'"):
+    with pytest.raises(UnknownNameError, match="nois"):
         table("digits", {}, [0], settings=["nois"])
-    with pytest.raises(UnknownNameError, match="no benchmark of 'digit'"):
+    with pytest.raises(UnknownNameError, match="digit"):
         table("digit", {}, [0])
     done = CliRunner().invoke(app, ["bench", "--seeds", "some"])
     assert done.exit_code != 0
@@ -320,9 +320,9 @@ def test_what_is_run_is_frozen_first_and_changes_with_code_and_parameters(tmp_pa
     assert before.selectors["mine"] not in (known, plain.selectors["mine"])
     plain.write(tmp_path)
     assert Frozen.read(tmp_path) == plain
-    with pytest.raises(InputError, match="changed after its report seeds"):
+    with pytest.raises(InputError, match="changed"):
         check_same(plain, frozen({"name": "balanced", "share": 2.0}), tmp_path)
-    with pytest.raises(InputError, match="of version 1 of the benchmark"):
+    with pytest.raises(InputError, match="version 1"):
         check_same(replace(plain, suite=1), plain, tmp_path)
 
 
@@ -397,7 +397,7 @@ def test_the_picture_of_the_documentation_shows_the_stored_scores(monkeypatch):
 
 def test_a_file_without_scores_is_refused(tmp_path):
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(InputError, match="scores of the benchmark"):
+    with pytest.raises(InputError, match="scores"):
         read_scores(tmp_path / "other.json")
     with pytest.raises(InputError, match="cannot be read"):
         read_scores(tmp_path / "none.json")
@@ -436,5 +436,5 @@ def test_any_selector_can_be_the_baseline(tmp_path, capsys):
     assert "over oort" in matrix(scores).title and "uniform" not in matrix(scores).title
     stored = Scores.from_dict(scores.to_dict())
     assert stored.baseline == "oort" and stored.to_dict() == scores.to_dict() and "Gain over oort" in page(stored)
-    with pytest.raises(InputError, match="not among the selectors"):
+    with pytest.raises(InputError, match="baseline"):
         plan("digits", {"oort": {}}, [1], baseline="oor")

@@ -50,7 +50,7 @@ def test_other_data_get_every_setting_that_they_allow():
     assert "rotated-20%" not in settings_of(table)  # no images
     assert {"iid", "2-classes", "noise", "concept-20%"} <= set(settings_of(table))
     assert "rotated-20%" in notes[-1]
-    with pytest.raises(InputError, match="'rotate' changes images"):
+    with pytest.raises(InputError, match="rotate"):
         plan(samples(), {}, [1], settings=["rotated-20%"])
 
 
@@ -70,16 +70,16 @@ def test_sizes_follow_from_the_data():
 
 def test_what_cannot_be_benchmarked_is_refused():
     numbers = from_arrays(np.zeros((20, 2)), np.arange(20.0), target="number")
-    with pytest.raises(InputError, match="at least two classes") as found:
+    with pytest.raises(InputError, match="two classes") as found:
         plan(numbers, {}, [1])
     assert "compare" in (found.value.hint or "")
     rare = np.zeros(100, int)
     rare[:2] = 1
-    with pytest.raises(InputError, match="Class '1' has"):
+    with pytest.raises(InputError, match="Class"):
         plan(from_arrays(np.zeros((100, 2)), rare), {}, [1])
-    with pytest.raises(FedcohortError, match=r"There is no file or folder .*missing\.csv"):
+    with pytest.raises(FedcohortError, match=r"missing\.csv"):
         plan("missing.csv", {}, [1])
-    with pytest.raises(InputError, match="'digits' is a dataset of the benchmark"):
+    with pytest.raises(InputError, match="digits"):
         plan("digits", {}, [1], columns={"label": "y"})
 
 

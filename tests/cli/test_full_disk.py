@@ -105,6 +105,6 @@ def test_a_new_file_respects_the_umask(tmp_path):
 
 def test_a_pipe_or_a_device_is_not_overwritten(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="pipe or a device"):
+    with pytest.raises(OSError, match="pipe"):
         write_file(tmp_path / "pipe", b"x")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)

@@ -257,7 +257,7 @@ def test_a_header_that_claims_too_much_allocates_nothing(pristine, tmp_path, mon
     bomb(federation_file(folder), (1 << 20,), said=(1 << 50,))
     monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("it was read"))
     results = load(folder)
-    with pytest.raises(ResultsError, match="1125899906842624 bytes"):
+    with pytest.raises(ResultsError, match="1125899906842624"):
         results.federation(results.runs[0])
 
 
@@ -267,7 +267,7 @@ def test_a_key_cannot_point_outside_the_experiment(pristine, tmp_path):
     runs[0]["federation"] = "/../../../etc/x"
     (folder / "runs.json").write_text(json.dumps(runs))
     results = load(folder)
-    with pytest.raises(ResultsError, match="cannot be called"):
+    with pytest.raises(ResultsError, match="called"):
         results.federation(results.runs[0])
 
 
@@ -277,9 +277,9 @@ def test_a_key_cannot_point_outside_the_experiment(pristine, tmp_path):
 def test_a_link_to_the_root_of_the_disk_is_refused(tmp_path):
     link = tmp_path / "results"
     link.symlink_to("/")
-    with pytest.raises(InputError, match="leads to the root of the disk"):
+    with pytest.raises(InputError, match="root"):
         check(link, "127.0.0.1", None)
-    with pytest.raises(ResultsError, match=r"is not a fedcohort experiment"):
+    with pytest.raises(ResultsError, match="experiment"):
         load(link)
 
 
@@ -310,5 +310,5 @@ def test_a_part_that_unpacks_to_gigabytes_is_refused(tmp_path):
     pa = pytest.importorskip("pyarrow")
     zeros = pa.array(np.zeros(1 << 20))
     (tmp_path / "part-00000.parquet").write_bytes(part_bytes(pa.table({"loss": pa.chunked_array([zeros] * 300)})))
-    with pytest.raises(ResultsError, match=r"damaged: it claims to hold 2.34 GiB in 314,572,800 rows"):
+    with pytest.raises(ResultsError, match="2.34 GiB"):
         read_part(tmp_path / "part-00000.parquet")

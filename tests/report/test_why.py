@@ -49,14 +49,14 @@ def test_the_run_must_be_named_if_there_are_several(experiment):
         find_journal(experiment, "fedcbs-s11")
     direct = experiment / "journal" / "fedcbs-s1.sqlite"
     assert find_journal(direct, None) == direct == find_journal(experiment, "fedcbs-s1")
-    with pytest.raises(InputError, match="cannot choose another"):
+    with pytest.raises(InputError, match="another"):
         find_journal(direct, "uniform-s1")
 
 
 def test_errors_say_what_is_missing(experiment, tmp_path):
-    with pytest.raises(InputError, match="no experiment or journal"):
+    with pytest.raises(InputError, match="no experiment"):
         find_journal(tmp_path / "nothing", None)
-    with pytest.raises(InputError, match="holds no journal"):
+    with pytest.raises(InputError, match="no journal"):
         find_journal(tmp_path, None)
     path = find_journal(experiment, "uniform-s1")
     with pytest.raises(FedcohortError, match="rounds 0 to 23"):

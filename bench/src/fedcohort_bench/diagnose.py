@@ -35,14 +35,14 @@ _STEADY, _SLOW = 0.9, 0.5  # similarities of covariances from which they hardly 
 
 
 @dataclass(frozen=True)
-class TrialState:
+class _TrialState:
     """The loss changes of all looks so far."""
 
     changes: FloatArray  # (looks, samples, N)
 
 
 @dataclass(frozen=True, kw_only=True)
-class UniformTrials(Selector[TrialState]):
+class UniformTrials(Selector[_TrialState]):
     """Choose uniform cohorts; every few rounds, also try many uniform cohorts and keep their loss changes."""
 
     samples: int = param(200, Interval(int, FEWEST_SAMPLES, None), "cohorts to try at each look")
@@ -53,25 +53,25 @@ class UniformTrials(Selector[TrialState]):
         """Trials."""
         return frozenset({Signal.TRIAL_QUERY})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> TrialState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> _TrialState:
         """Start without looks."""
-        return TrialState(np.empty((0, self.samples, clients.n)))
+        return _TrialState(np.empty((0, self.samples, clients.n)))
 
-    def query(self, state: TrialState, slate: Slate, rng: np.random.Generator) -> Query | None:
+    def query(self, state: _TrialState, slate: Slate, rng: np.random.Generator) -> Query | None:
         """Ask for trials of uniform cohorts if this round has a look."""
         if slate.round % self.every:
             return None
         return Trial(tuple(_uniform(slate, rng) for _ in range(self.samples)))
 
     def select(
-        self, state: TrialState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, TrialState]:
+        self, state: _TrialState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, _TrialState]:
         """Draw a uniform cohort, and keep the loss changes of the trials."""
         if answer is not None:
-            state = TrialState(np.concatenate([state.changes, answer[Signal.LOSS_CHANGE][None]]))
+            state = _TrialState(np.concatenate([state.changes, answer[Signal.LOSS_CHANGE][None]]))
         return Cohort(clients=_uniform(slate, rng)), state
 
-    def update(self, state: TrialState, outcome: Outcome) -> TrialState:
+    def update(self, state: _TrialState, outcome: Outcome) -> _TrialState:
         """Learn nothing from a report."""
         return state
 
@@ -159,7 +159,7 @@ def diagnose(
 
     selectors = {"trials": {"name": f"{__name__}:UniformTrials", "samples": samples, "every": every}}
     with play_run(table, selectors, adjust_plan, device=device, on_start=on_start, on_round=on_round) as group:
-        state: TrialState = group.runs[0].session.state
+        state: _TrialState = group.runs[0].session.state
         changes = list(state.changes)
     if len(changes) < 2:
         raise InputError(f"The run ended early, after {len(changes)} of {looks} looks.", hint="lower the learning rate")

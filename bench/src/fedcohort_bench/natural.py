@@ -196,7 +196,7 @@ def _one_hot(values: IntArray, count: int) -> AnyArray:
 
 @DATASETS.register("watch")
 @dataclass(frozen=True, kw_only=True)
-class Watch(_PackagedSource):
+class _Watch(_PackagedSource):
     """Seven shoulder exercises of ten people with a smartwatch (Burns et al. 2018).
 
     A sample is two seconds of movement: acceleration and rotation on three axes at 25 points in time. The last fifth of
@@ -251,7 +251,7 @@ class Watch(_PackagedSource):
 
 @DATASETS.register("flights")
 @dataclass(frozen=True, kw_only=True)
-class Flights(_PackagedSource):
+class _Flights(_PackagedSource):
     """Flights in the United States in the first half of 2001 by airport of departure: early, on time, or late.
 
     A sample is the hour, the weekday, the week, the distance, and the destination if it is one of the 30 most frequent.
@@ -304,7 +304,7 @@ class Flights(_PackagedSource):
 
 @DATASETS.register("birdstrikes")
 @dataclass(frozen=True, kw_only=True)
-class Birdstrikes(_PackagedSource):
+class _Birdstrikes(_PackagedSource):
     """Bird strikes at the 50 airports of the United States with the most reports: the size of the bird.
 
     A sample is the month, the time of day, the phase of the flight, the damage and the speed.
@@ -398,7 +398,7 @@ def next_characters(texts: Mapping[str, str], alphabet: str, every: int, name: s
 
 @DATASETS.register("speeches")
 @dataclass(frozen=True, kw_only=True)
-class Speeches(_PackagedSource):
+class _Speeches(_PackagedSource):
     """The State of the Union by president of the United States, 1790 to 2021: eight characters, and the next one."""
 
     path: str | None = param(None, Optional(Text()), _PATH)
@@ -425,7 +425,7 @@ class Speeches(_PackagedSource):
 
 @DATASETS.register("stdlib")
 @dataclass(frozen=True, kw_only=True)
-class StandardLibrary(Source):
+class _StandardLibrary(Source):
     """The installed Python standard library by module: eight characters of source code, and the next one.
 
     Its text, and so every result, depends on the version of Python. The dataset's source names it, with a SHA-256.

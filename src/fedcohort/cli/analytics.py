@@ -14,7 +14,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.terminal import err, say
 
 if TYPE_CHECKING:
-    from fedcohort.core.arrays import FloatArray
+    from fedcohort.core.arrays import AnyArray, FloatArray
     from fedcohort.selectors.papers.fedacs import Ranking
 
 
@@ -43,22 +43,13 @@ def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
 
 
 def _rows(ranking: Ranking, names: list[str], truth: FloatArray | None) -> list[dict[str, Any]]:
-    rows = []
-    for place, client in enumerate(ranking.order.tolist()):
-        row = {
-            "rank": place + 1,
-            "client": names[client],
-            "win_rate": float(ranking.win_rate[client]),
-            "low": float(ranking.low[client]),
-            "high": float(ranking.high[client]),
-            "best_rank": int(ranking.best_rank[client]),
-            "worst_rank": int(ranking.worst_rank[client]),
-            "rounds": int(ranking.rounds[client]),
-        }
-        if truth is not None:
-            row["true_skewness"] = float(truth[client])
-        rows.append(row)
-    return rows
+    columns: dict[str, AnyArray] = {"win_rate": ranking.win_rate, "low": ranking.low, "high": ranking.high}
+    columns |= {"best_rank": ranking.best_rank, "worst_rank": ranking.worst_rank, "rounds": ranking.rounds.astype(int)}
+    columns |= {} if truth is None else {"true_skewness": truth}
+    return [
+        {"rank": place, "client": names[client], **{name: values[client].item() for name, values in columns.items()}}
+        for place, client in enumerate(ranking.order.tolist(), start=1)
+    ]
 
 
 def analytics(

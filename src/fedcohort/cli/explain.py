@@ -60,7 +60,14 @@ def explain(
             print_json(as_json(why))
             return
         _print_reasons(why)
-        _print_shadows(why, journal)
+        for shadow in as_json(why)["shadows"]:
+            same = f"{shadow['same']} of {len(shadow['picked'])} the same"
+            line = f" would have picked {', '.join(shadow['picked'])} ({same})"
+            say(out(), f"shadow {shadow['name']}{': ' + shadow['note'] if shadow['note'] else line}")
+        if why.explanation.shadows:
+            say(out(), "Over all rounds:")
+            for summary in read_account(journal).shadows:
+                say(out(), summary.sentence())
     elif client is not None:
         _explain_client(journal, client, format)
     else:
@@ -88,22 +95,6 @@ def _print_reasons(why: Why) -> None:
     for part in why.parts:
         if part in explanation.meanings:
             say(console, f"{part}: {explanation.meanings[part]}", style="dim")
-
-
-def _print_shadows(why: Why, journal: Path) -> None:
-    """Print what shadow selectors would have picked, in this round and over all rounds."""
-    console = out()
-    for shadow in as_json(why)["shadows"]:
-        if shadow["note"]:
-            line = f"shadow {shadow['name']}: {shadow['note']}"
-        else:
-            same = f"{shadow['same']} of {len(shadow['picked'])} the same"
-            line = f"shadow {shadow['name']} would have picked {', '.join(shadow['picked'])} ({same})"
-        say(console, line)
-    if why.explanation.shadows:
-        say(console, "Over all rounds:")
-        for summary in read_account(journal).shadows:
-            say(console, summary.sentence())
 
 
 def _table(*columns: str) -> Table:

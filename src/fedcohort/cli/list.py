@@ -18,7 +18,7 @@ from fedcohort.core.registry import Registry
 from fedcohort.core.terminal import say
 
 
-class Kind(StrEnum):
+class _Kind(StrEnum):
     """What can be listed."""
 
     SELECTORS = "selectors"
@@ -34,14 +34,14 @@ class Kind(StrEnum):
 
 # Names instead of imports: half of these modules import torch, which takes seconds, and only one is needed.
 _REGISTRIES = {
-    Kind.SELECTORS: "fedcohort.core.protocol:SELECTORS",
-    Kind.FILTERS: "fedcohort.training.filters:FILTERS",
-    Kind.AGGREGATORS: "fedcohort.training.aggregators:AGGREGATORS",
-    Kind.LABELS: "fedcohort.simulate.label_sharing:LABEL_SHARING",
-    Kind.PARTITIONS: "fedcohort.scenario:PARTITIONS",
-    Kind.DATASETS: "fedcohort.simulate.data:DATASETS",
-    Kind.TASKS: "fedcohort.simulate.tasks:TASKS",
-    Kind.MODELS: "fedcohort.simulate.models:MODELS",
+    _Kind.SELECTORS: "fedcohort.core.protocol:SELECTORS",
+    _Kind.FILTERS: "fedcohort.training.filters:FILTERS",
+    _Kind.AGGREGATORS: "fedcohort.training.aggregators:AGGREGATORS",
+    _Kind.LABELS: "fedcohort.simulate.label_sharing:LABEL_SHARING",
+    _Kind.PARTITIONS: "fedcohort.scenario:PARTITIONS",
+    _Kind.DATASETS: "fedcohort.simulate.data:DATASETS",
+    _Kind.TASKS: "fedcohort.simulate.tasks:TASKS",
+    _Kind.MODELS: "fedcohort.simulate.models:MODELS",
 }
 
 
@@ -89,7 +89,7 @@ def _entry(name: str, item: Any) -> dict[str, Any]:
 
 
 def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")] = Kind.SELECTORS,
+    kind: Annotated[_Kind, typer.Argument(help="What to list.")] = _Kind.SELECTORS,
     name: Annotated[str | None, typer.Argument(help="Show only this one, with its parameters.")] = None,
     format: options.FormatOption = Format.TABLE,
 ) -> None:
@@ -101,7 +101,7 @@ def list_(
     - fedcohort list selectors fedcor
     - fedcohort list datasets --format json
     """
-    if kind is Kind.PRESETS:
+    if kind is _Kind.PRESETS:
         from fedcohort.scenario import PRESETS
         from fedcohort.scenario.presets import find_preset
 
@@ -122,7 +122,7 @@ def list_(
         print_json(entries if name is None else entries[0])
     elif name is not None:
         _print_entry(entries[0])
-    elif kind is Kind.SELECTORS:
+    elif kind is _Kind.SELECTORS:
         rows = [(e["name"], e["origin"], e["summary"], ", ".join(e.get("signals", []))) for e in entries]
         out().print(table(["name", "from", "what it does", "needs"], rows))
     else:

@@ -26,7 +26,7 @@ from fedcohort.simulate.leaderboard.table import FEW, pairs_table
 
 
 @dataclass(frozen=True)
-class Section:
+class _Section:
     """One setting of a report: its tables, figures and explanations."""
 
     setting: Setting
@@ -41,7 +41,7 @@ class Report:
     """The content of a report; ``remarks`` come first on the page."""
 
     bundle: Bundle
-    sections: tuple[Section, ...]
+    sections: tuple[_Section, ...]
     warnings: tuple[str, ...]
     title: str
     remarks: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ def assemble(
             general, swept = general_figures(setting, board, all_boards), sweep(setting, board)
             # The sweep is what its user ran the experiment for, so it follows the curves.
             figures = (*general[:1], *([] if swept is None else [swept]), *general[1:], *specific)
-        sections.append(Section(setting, board, tables, figures, explanations))
+        sections.append(_Section(setting, board, tables, figures, explanations))
     heading = title or ", ".join(dict.fromkeys(path.resolve().name for path in bundle.paths))
     return Report(bundle, tuple(sections), tuple(dict.fromkeys(warnings)), heading)
 

@@ -75,7 +75,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return values
 
 
-class TensorBoard(Listener):
+class _TensorBoard(Listener):
     """Event files in ``folder``, one sub-folder per run; view them with ``tensorboard --logdir folder``."""
 
     def __init__(self, folder: Path) -> None:
@@ -106,7 +106,7 @@ class TensorBoard(Listener):
                 writer.close()
 
 
-class MLflow(Listener):
+class _MLflow(Listener):
     """One MLflow run per run, in a store in ``folder`` or at MLFLOW_TRACKING_URI."""
 
     def __init__(self, folder: Path) -> None:
@@ -184,9 +184,9 @@ def _facts(run: RunInfo) -> dict[str, str]:
     return {key: str(value) for key, value in facts.items()}
 
 
-TRACKERS: dict[str, Callable[[Path], Listener]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": MLflow,
+_TRACKERS: dict[str, Callable[[Path], Listener]] = {
+    "tensorboard": _TensorBoard,
+    "mlflow": _MLflow,
     "wandb": _WeightsAndBiases,
 }
 
@@ -233,9 +233,9 @@ def tracker(name: str, out: str | Path) -> Listener:
     name : "tensorboard", "mlflow" or "wandb"
     out : the experiment's directory
     """
-    if name not in TRACKERS:
+    if name not in _TRACKERS:
         raise UnknownNameError(
-            f"There is no tracker {name!r}. Known: {', '.join(TRACKERS)}.",
-            hint=suggest(name, TRACKERS),
+            f"There is no tracker {name!r}. Known: {', '.join(_TRACKERS)}.",
+            hint=suggest(name, _TRACKERS),
         )
-    return TRACKERS[name](Path(out) / name)
+    return _TRACKERS[name](Path(out) / name)

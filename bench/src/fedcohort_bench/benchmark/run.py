@@ -21,7 +21,7 @@ from fedcohort_bench.benchmark import page, timed, timed_page
 from fedcohort_bench.benchmark.frozen import Frozen, check_same
 from fedcohort_bench.benchmark.own import own_table
 from fedcohort_bench.benchmark.scores import Scores, score
-from fedcohort_bench.benchmark.suite import DATASETS, REPORT_SEEDS, TUNING_SEEDS, table
+from fedcohort_bench.benchmark.suite import DATASETS, table
 from fedcohort_bench.benchmark.timed_scores import TimeScores, score_time
 from fedcohort_bench.launch import Launcher
 
@@ -34,20 +34,6 @@ def every_selector() -> list[str]:
     """Return the names of all selectors, except wrappers and those that always choose everybody."""
     classes = {name: cast(type[Selector[Any]], SELECTORS.get(name)) for name in SELECTORS.names()}
     return [name for name, cls in classes.items() if cls.selects and not cls.is_wrapper]
-
-
-def parse_seeds(text: str) -> list[int]:
-    """Return the seeds that "report", "tuning" or a list of numbers stands for.
-
-    >>> parse_seeds("report"), parse_seeds("1,2")
-    ([400, 401, 402, 403, 404], [1, 2])
-    """
-    if text in ("report", "tuning"):
-        return list(REPORT_SEEDS if text == "report" else TUNING_SEEDS)
-    try:
-        return [int(item) for item in text.split(",")]
-    except ValueError:
-        raise InputError(f"Seeds must be 'report', 'tuning', or a list such as 1,2. Got {text!r}.") from None
 
 
 def plan(

@@ -57,7 +57,7 @@ class Claim:
         return {"mean": mean, "worst_group": group}
 
 
-def sides(values: Sequence[FloatArray], margin: float = 0.0) -> list[int]:
+def _told_apart(values: Sequence[FloatArray], margin: float = 0.0) -> list[int]:
     """Return for each array (seeds,) whether its mean is above (1) or below (-1) a margin, or cannot be told (0).
 
     Corrected over all of them: if all are at the margin, some are told from it in one case of twenty.
@@ -134,9 +134,9 @@ class SelectorScore:
         return float(np.mean(means)) if means else math.nan
 
     def _sides(self, margin: float) -> tuple[dict[str, int], dict[str, int]]:
-        """Return :func:`sides` by setting, of gains and of worst groups; a setting that lost runs is not judged."""
+        """Return which gains and worst groups differ from the margin; a setting that lost runs is not judged."""
         both = [{k: v for k, v in values.items() if not self.lost.get(k)} for values in (self.gain, self.minority)]
-        found = iter(sides([v for values in both for v in values.values()], margin))
+        found = iter(_told_apart([v for values in both for v in values.values()], margin))
         mean, group = ({name: next(found) for name in values} for values in both)
         return mean, group
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +17,6 @@ from fedcohort.core.terminal import err, say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedcohort.simulate.leaderboard import Table
     from fedcohort_bench.benchmark.scores import Scores
     from fedcohort_bench.benchmark.timed_scores import TimeScores
 
@@ -122,7 +120,7 @@ def bench(
         target = out_dir or default_out("bench-time")
         pieces = run.plan_time(data, entries, _seeds(seeds), regimes=only, quick=quick, folder=folder)
         command = f"the same command with --out {target}"
-        _show_times(run.run_time(pieces, target, launcher), target, console, quick, format, command)
+        _show(run.run_time(pieces, target, launcher), target, console, quick, format, command)
         return
     columns = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
     for name, target in _targets(data, suite, out_dir).items():
@@ -151,47 +149,34 @@ def _targets(data: str, suite: str | None, out_dir: Path | None) -> dict[str, Pa
     return {name: folder / name for name in SUITES[suite]}
 
 
-def _show(scores: Scores | None, folder: Path, console: Console, quick: bool, format: Format, command: str) -> None:
+def _show(
+    scores: Scores | TimeScores | None, folder: Path, console: Console, quick: bool, format: Format, command: str
+) -> None:
     """Print the scores of a benchmark; None means that it was interrupted, and ``command`` continues it."""
     from fedcohort_bench.benchmark.page import matrix, minorities, robustness
-
-    if scores is None:
-        _stop(console, command)
-    if scores.left_out:
-        say(console, f"note: not in every setting, and so left out: {', '.join(scores.left_out)}")
-    tables = [matrix(scores), minorities(scores), robustness(scores)]
-    _print(scores.to_dict(), tables, folder, console, quick, format)
-    if format is Format.TABLE and not quick:
-        for line in scores.lines:
-            say(out(), f"{line.label}: {line.sentence}")
-
-
-def _show_times(
-    scores: TimeScores | None, folder: Path, console: Console, quick: bool, format: Format, command: str
-) -> None:
-    """Print the scores of the suite "time"; None means that it was interrupted, and ``command`` continues it."""
+    from fedcohort_bench.benchmark.scores import Scores
     from fedcohort_bench.benchmark.timed_page import selection, ways
 
     if scores is None:
-        _stop(console, command)
-    _print(scores.to_dict(), [ways(scores), selection(scores)], folder, console, quick, format)
-
-
-def _stop(console: Console, command: str) -> NoReturn:
-    say(console, f"stopped; continue with: {command}")
-    raise typer.Exit(INTERRUPTED)
-
-
-def _print(
-    scores: dict[str, Any], tables: Sequence[Table], folder: Path, console: Console, quick: bool, format: Format
-) -> None:
+        say(console, f"stopped; continue with: {command}")
+        raise typer.Exit(INTERRUPTED)
+    lines: list[str] = []
+    if isinstance(scores, Scores):
+        if scores.left_out:
+            say(console, f"note: not in every setting, and so left out: {', '.join(scores.left_out)}")
+        tables = [matrix(scores), minorities(scores), robustness(scores)]
+        lines = [f"{line.label}: {line.sentence}" for line in scores.lines if not quick]
+    else:
+        tables = [ways(scores), selection(scores)]
     if format is Format.JSON:
-        print_json({"out": str(folder), **scores})
+        print_json({"out": str(folder), **scores.to_dict()})
     else:
         if quick:
             say(out(), _QUICK)
         print_tables(tables, out())
     say(console, f"page: {folder / 'bench.html'}")
+    for line in lines if format is Format.TABLE else ():
+        say(out(), line)
 
 
 def _submit(folder: Path, target: Path) -> None:
@@ -210,10 +195,12 @@ def _submit(folder: Path, target: Path) -> None:
 
 
 def _seeds(text: str) -> list[int]:
-    from fedcohort.core.errors import InputError
-    from fedcohort_bench.benchmark.run import parse_seeds
+    """Return the seeds that "report", "tuning" or a list of numbers stands for."""
+    from fedcohort_bench.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS
 
+    named = {"report": REPORT_SEEDS, "tuning": TUNING_SEEDS}
     try:
-        return parse_seeds(text)
-    except InputError as error:
-        raise typer.BadParameter(error.message) from None
+        return [*named[text]] if text in named else [int(item) for item in text.split(",")]
+    except ValueError:
+        choices = "'report', 'tuning', or a list such as 1,2"
+        raise typer.BadParameter(f"Seeds must be {choices}. Got {text!r}.") from None

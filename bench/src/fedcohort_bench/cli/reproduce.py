@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,11 +11,6 @@ from fedcohort.cli import options
 from fedcohort.cli.experiment import command_line
 from fedcohort.cli.output import Format, out, print_json, print_tables, table
 from fedcohort.core.terminal import err, say
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedcohort_bench.papers import Exhibit, StudyRecord
 
 _STOPPED = 75  # exit status: not everything was done, and the same command continues
 
@@ -67,10 +62,16 @@ def reproduce(
     - fedcohort reproduce fedcor-table-1-fmnist --seeds 2 --minutes 10
     """
     from fedcohort_bench import papers
+    from fedcohort_bench.papers.page import tables_of
     from fedcohort_bench.papers.verdicts import to_dict
 
     if show or name is None:
-        _print_names(format)
+        found = papers.EXHIBITS.values()
+        if format is Format.JSON:
+            print_json([{"name": e.name, "paper": e.paper, "place": e.place, "title": e.title} for e in found])
+        else:
+            rows = [(e.name, e.heading, ", ".join(e.study.parts)) for e in found]
+            out().print(table(["name", "table or figure", "parts"], rows))
         return
     console = err(quiet)
     exhibits = papers.find(name)
@@ -99,27 +100,11 @@ def reproduce(
                 "a result.",
             )
         for exhibit in exhibits:
-            _print_exhibit(exhibit, outcome.records[exhibit.study.name], console, out_dir, quick)
+            record = outcome.records[exhibit.study.name]
+            print_tables(tables_of(exhibit, record), out())
+            holding = sum(verdict.state == "holds" for verdict in papers.judge(exhibit, record))
+            verdict = "no claims are judged" if quick else f"{holding} claims hold"
+            say(console, f"{exhibit.name}: {verdict}; see {out_dir / exhibit.name}.md or .html")
     if not outcome.finished:
         say(console, "stopped; run the same command to continue")
         raise typer.Exit(_STOPPED)
-
-
-def _print_names(format: Format) -> None:
-    from fedcohort_bench.papers import EXHIBITS
-
-    if format is Format.JSON:
-        print_json([{"name": e.name, "paper": e.paper, "place": e.place, "title": e.title} for e in EXHIBITS.values()])
-        return
-    rows = [(e.name, f"{e.paper}, {e.place}: {e.title}", ", ".join(e.study.parts)) for e in EXHIBITS.values()]
-    out().print(table(["name", "table or figure", "parts"], rows))
-
-
-def _print_exhibit(exhibit: Exhibit, record: StudyRecord, console: Console, out_dir: Path, quick: bool) -> None:
-    from fedcohort_bench.papers import judge
-    from fedcohort_bench.papers.page import tables_of
-
-    print_tables(tables_of(exhibit, record), out())
-    holding = sum(verdict.state == "holds" for verdict in judge(exhibit, record))
-    verdict = "no claims are judged" if quick else f"{holding} claims hold"
-    say(console, f"{exhibit.name}: {verdict}; see {out_dir / exhibit.name}.md or .html")

@@ -115,7 +115,7 @@ def summary(verdicts: Sequence[ClaimVerdict]) -> str:
     return " ".join(sentences) or "No claims."
 
 
-def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
+def _conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     """Say how our figures were made, and where we used fewer seeds or rounds than the paper."""
     study, settings = exhibit.study, record.settings
     if not settings:
@@ -207,7 +207,7 @@ def tables_of(exhibit: Exhibit, record: StudyRecord) -> list[Table]:
 def _items(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     """Return the remarks above the tables."""
     differences = (f"Differs from the paper: {text}" for text in exhibit.study.differences)
-    return [*conditions(exhibit, record), *differences, *exhibit.notes]
+    return [*_conditions(exhibit, record), *differences, *exhibit.notes]
 
 
 def markdown(exhibit: Exhibit, record: StudyRecord) -> str:

@@ -174,13 +174,13 @@ def _numbers(results: Results, study: Study, row: LeaderRow, members: list[RunIn
         "qcid": [_number(seed.qcid) for seed in row.seeds],
         "megabytes": [_number(seed.megabytes + seed.query_megabytes) for seed in row.seeds],
         "catch-up": [curve.rounds_to(end) if math.isfinite(end) else None for curve in curves],
-        "unevenness": [_number(unevenness(results, run)) for run in members],
+        "unevenness": [_number(_unevenness(results, run)) for run in members],
         **extras,
         "curve": {"round": (at + 1).tolist(), "accuracy": [round(float(x), 4) for x in accuracy]},
     }
 
 
-def unevenness(results: Results, run: RunInfo) -> float:
+def _unevenness(results: Results, run: RunInfo) -> float:
     """Return the standard deviation of how often each client was picked, divided by the mean."""
     clients = len(results.federation(run).sizes)
     picks = np.bincount(np.concatenate(results.cohorts(run)), minlength=clients)

@@ -15,7 +15,7 @@ from fedcohort.simulate.rounds.single_run import open_run
 
 
 @dataclass(frozen=True, eq=False)
-class Exposure:
+class _Exposure:
     """What an audit needs to know about a federation.
 
     Attributes
@@ -34,7 +34,7 @@ class Exposure:
     step: float
 
 
-def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exposure:
+def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> _Exposure:
     """Divide the data of a configuration among clients, and train each client once from the first seed's model.
 
     Parameters
@@ -53,4 +53,4 @@ def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exp
         updates = (trained.params[:, bias] - group.models[run.row, bias]).cpu().numpy().astype(np.float64)
     counts = federation.label_counts(part="train").astype(np.int64)
     names = federation.client_names or tuple(map(str, range(len(federation))))
-    return Exposure(tuple(names), counts, updates, run.plan.local.lr * float(run.steps.mean()))
+    return _Exposure(tuple(names), counts, updates, run.plan.local.lr * float(run.steps.mean()))

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
-from fedcohort.core.validate import instance, integer, listing, number, numbers, texts
 from fedcohort.privacy.noise import GeometricNoise, fit_rows
 from fedcohort.selectors.numerics.label_shares import by_relative_softmax
 from fedcohort_bench.privacy.attacks import (
@@ -29,7 +28,7 @@ _CLOSE = 0.1  # total variation below which shares count as known
 
 
 @dataclass(frozen=True, eq=False)
-class AttackFinding:
+class _AttackFinding:
     """What one observer learns.
 
     Attributes
@@ -64,11 +63,11 @@ class AttackFinding:
 
 
 @dataclass(frozen=True, eq=False)
-class Disclosure:
+class _Disclosure:
     """One way to share labels: what each observer learns, and a verdict in words."""
 
     option: str
-    findings: tuple[AttackFinding, ...]
+    findings: tuple[_AttackFinding, ...]
     verdict: str
 
 
@@ -86,7 +85,7 @@ class Audit:
 
     names: tuple[str, ...]
     ignorance: FloatArray
-    exposures: tuple[Disclosure, ...]
+    exposures: tuple[_Disclosure, ...]
 
 
 def attack_all(
@@ -114,13 +113,7 @@ def attack_all(
     step : float
         Learning rate times local steps of that training.
     """
-    values = numbers(counts, "'counts'")
-    budgets = [number(epsilon, "'epsilons'") for epsilon in listing(epsilons, "'epsilons'", "numbers")]
-    if names is not None:
-        names = texts(names, "'names'")
-    integer(coalition, "'coalition'")
-    number(step, "'step'")
-    instance(rng, np.random.Generator, "'rng'")
+    values = np.asarray(counts, np.float64)
     if values.ndim != 2 or (values != np.rint(values)).any() or (values < 0).any():
         raise InputError(f"The audit takes whole label counts, (N, B). Got an array of shape {values.shape}.")
     n = len(values)
@@ -128,9 +121,9 @@ def attack_all(
         raise InputError(f"A coalition has 1 to {n} clients. Got {coalition}.")
     attacker = _Attacker(values.astype(np.int64), rng.choice(n, coalition, replace=False), rng)
     exposures = [attacker.counts(), attacker.encrypted(), attacker.rotated()]
-    exposures += [attacker.noisy(epsilon) for epsilon in budgets]
+    exposures += [attacker.noisy(epsilon) for epsilon in epsilons]
     if updates is not None:
-        exposures.append(attacker.updates(numbers(updates, "'updates'"), step))
+        exposures.append(attacker.updates(np.asarray(updates, np.float64), step))
     return Audit(tuple(names) if names is not None else tuple(map(str, range(n))), attacker.ignorance, tuple(exposures))
 
 
@@ -148,17 +141,18 @@ class _Attacker:
         self.nothing = RecoveredCounts(np.outer(self.sizes, shares), named=True)
         self.ignorance = share_error(self.nothing, truth)
 
-    def finding(self, observer: str, attack: str, result: RecoveredCounts) -> AttackFinding:
-        return AttackFinding(observer, attack, share_error(result, self.truth), exact(result, self.truth), result.named)
+    def finding(self, observer: str, attack: str, result: RecoveredCounts) -> _AttackFinding:
+        error, found = share_error(result, self.truth), exact(result, self.truth)
+        return _AttackFinding(observer, attack, error, found, result.named)
 
-    def counts(self) -> Disclosure:
+    def counts(self) -> _Disclosure:
         findings = (
             self.finding("server", "reads the counts", self.everything),
             self.finding(f"{self.coalition} without the server", "sees nothing of the others", self.nothing),
         )
-        return Disclosure("counts in the clear", findings, "Open: the server sees the label counts of all clients.")
+        return _Disclosure("counts in the clear", findings, "Open: the server sees the label counts of all clients.")
 
-    def _products(self) -> tuple[AttackFinding, AttackFinding, AttackFinding]:
+    def _products(self) -> tuple[_AttackFinding, _AttackFinding, _AttackFinding]:
         """Return what the server, the server and the coalition, and the server and sybils learn from S."""
         gram = self.truth @ self.truth.T
         attack = "lattice of whole counts from S"
@@ -177,30 +171,30 @@ class _Attacker:
             self._sybils(from_sybils(sybils @ self.truth.T, sybils)),
         )
 
-    def _sybils(self, result: RecoveredCounts) -> AttackFinding:
+    def _sybils(self, result: RecoveredCounts) -> _AttackFinding:
         return self.finding(f"server and {self.classes} sybils", "one linear system", result)
 
-    def encrypted(self) -> Disclosure:
+    def encrypted(self) -> _Disclosure:
         server, coalition, sybils = self._products()
         holder = replace(server, observer="key holder")
         both = self.finding("server and key holder", "decrypt everything", self.everything)
         clients = self.finding(f"{self.coalition} without the server", "sees nobody else's ciphertext", self.nothing)
-        return Disclosure(
+        return _Disclosure(
             "encrypted, S at the server",
             (server, holder, coalition, sybils, both, clients),
             f"{_products_verdict(server, sybils)} Encryption protects against everybody who does not see S.",
         )
 
-    def rotated(self) -> Disclosure:
+    def rotated(self) -> _Disclosure:
         server, _, sybils = self._products()
         one = self.finding("server and 1 client", "the client knows the rotation", self.everything)
-        return Disclosure(
+        return _Disclosure(
             "secret rotation",
             (server, one, sybils),
             f"{_products_verdict(server, sybils)} One client that tells the server the seed exposes all clients.",
         )
 
-    def noisy(self, epsilon: float) -> Disclosure:
+    def noisy(self, epsilon: float) -> _Disclosure:
         noise = GeometricNoise(epsilon=epsilon)
         noisy = np.array([noise.simulate(row, self.rng) for row in self.truth])
         likely = RecoveredCounts(fit_rows(noisy, self.sizes), named=True)
@@ -208,14 +202,14 @@ class _Attacker:
         # Sybils see products with noisy counts, so the solution contains the noise.
         sybils = np.eye(self.classes, dtype=np.int64)
         solved = from_sybils(sybils @ noisy.T, sybils).counts
-        return Disclosure(
+        return _Disclosure(
             f"noisy counts, epsilon {epsilon:g}",
             (server, self._sybils(RecoveredCounts(fit_rows(solved, self.sizes), named=True))),
             f"Bounded: any observer guesses a single sample's label right at most {guess_bound(epsilon):.0%} of the "
             f"time when two are in question; shares are still known to {server.mean_error:.2f} on average.",
         )
 
-    def updates(self, updates: FloatArray, step: float) -> Disclosure:
+    def updates(self, updates: FloatArray, step: float) -> _Disclosure:
         estimates = {
             "update of the output bias, moments": shares_by_moments(updates, step),
             "update of the output bias, softmax (HiCS-FL)": by_relative_softmax(updates, 0.5),
@@ -232,7 +226,7 @@ class _Attacker:
             f"shares of {close:.0%} of clients are known to {_CLOSE:g} from a single update (on average to "
             f"{best.mean_error:.2f}; knowing nothing gives {ignorance:.2f})."
         )
-        return Disclosure(
+        return _Disclosure(
             "updates in the clear, labels never asked for",
             findings,
             f"Moot: {sentence} Whatever is done to counts, aggregate updates securely as well."
@@ -241,7 +235,7 @@ class _Attacker:
         )
 
 
-def _products_verdict(server: AttackFinding, sybils: AttackFinding) -> str:
+def _products_verdict(server: _AttackFinding, sybils: _AttackFinding) -> str:
     if server.exact_share > 0.5:
         return (
             f"Broken: S alone gives the server the exact counts of {server.exact_share:.0%} of clients, up to the "

@@ -31,7 +31,7 @@ _HEADERS = {
 }
 
 
-class Hub:
+class _Hub:
     """Polls the folder once for all readers."""
 
     def __init__(self, root: Path) -> None:
@@ -89,7 +89,7 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
     Without a token, only requests to a loopback name are answered, so that another site's page cannot reach the
     dashboard through a domain that resolves to this machine.
     """
-    hub = Hub(Path(root))
+    hub = _Hub(Path(root))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -164,7 +164,7 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
     return app
 
 
-async def _ask(hub: Hub, item: str, question: Callable[[WatchedItem], dict[str, Any]]) -> JSONResponse:
+async def _ask(hub: _Hub, item: str, question: Callable[[WatchedItem], dict[str, Any]]) -> JSONResponse:
     """Answer a question about an item, in a thread because journals are read from disk."""
     watched = hub.watcher.items.get(item)
     if watched is None:
@@ -185,7 +185,7 @@ def _authorised(request: Request, token: str) -> bool:
     return any(hmac.compare_digest(value.encode(), token.encode()) for value in tokens)
 
 
-async def _stream(hub: Hub, item: str, stopping: Callable[[], bool]) -> AsyncIterator[str]:
+async def _stream(hub: _Hub, item: str, stopping: Callable[[], bool]) -> AsyncIterator[str]:
     """Yield server-sent events: the list and the chosen item, whenever they change."""
     sent_overview: object = None
     sent_detail = -1
