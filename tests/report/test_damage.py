@@ -310,5 +310,5 @@ def test_a_part_that_unpacks_to_gigabytes_is_refused(tmp_path):
     pa = pytest.importorskip("pyarrow")
     zeros = pa.array(np.zeros(1 << 20))
     (tmp_path / "part-00000.parquet").write_bytes(part_bytes(pa.table({"loss": pa.chunked_array([zeros] * 300)})))
-    with pytest.raises(ResultsError, match="2.34 GiB"):
+    with pytest.raises(ResultsError, match=r"2\.34 GiB"):
         read_part(tmp_path / "part-00000.parquet")

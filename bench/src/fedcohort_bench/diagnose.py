@@ -157,10 +157,12 @@ def diagnose(
     def adjust_plan(plan: RunPlan, federation: Federation) -> RunPlan:
         return replace(plan, options=replace(plan.options, rounds=(looks - 1) * every + 1))
 
+    # By its import path: the selector is of no use outside this study, so it is not registered.
     selectors = {"trials": {"name": f"{__name__}:UniformTrials", "samples": samples, "every": every}}
     with play_run(table, selectors, adjust_plan, device=device, on_start=on_start, on_round=on_round) as group:
         state: _TrialState = group.runs[0].session.state
         changes = list(state.changes)
+    # Losses that diverge end a run.
     if len(changes) < 2:
         raise InputError(f"The run ended early, after {len(changes)} of {looks} looks.", hint="lower the learning rate")
     return Diagnosis(

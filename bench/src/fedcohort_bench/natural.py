@@ -176,6 +176,7 @@ def _dataset(
 def _number(owners: Sequence[str], least: int) -> tuple[IntArray, tuple[str, ...]]:
     """Return the number of each sample's owner, -1 for owners with too few samples, and the owners' names."""
     names, of, counts = np.unique(np.asarray(owners, dtype=str), return_inverse=True, return_counts=True)
+    # Owners are sorted by name, so that numbers do not depend on the order of the rows.
     kept = counts >= least
     number = np.where(kept, np.cumsum(kept) - 1, -1)
     return number[of], tuple(names[kept].tolist())
@@ -229,6 +230,7 @@ class _Watch(_PackagedSource):
             part = np.asarray(series, np.float32)
             if part.ndim != 2 or part.shape[1] != 6:
                 raise files.content_error(where, f"a recording must have six channels, but it is {part.shape}")
+            # Neighbouring windows overlap, so the test part is one stretch at the end.
             cut = int(0.8 * len(part))
             for start in range(0, len(part) - self.length + 1, self.length // 2):
                 if start < cut < start + self.length:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+# Commands import what they need when they run: torch alone takes seconds, and --help must not wait for it.
 from fedcohort.cli.advice import advise, twin
 from fedcohort.cli.analytics import analytics
 from fedcohort.cli.audit import audit

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.terminal import say
-
-if TYPE_CHECKING:
-    from fedcohort.audit.choices import AuditResult
+from fedcohort.report.render import sentences
 
 
 def audit(
@@ -57,36 +55,15 @@ def audit(
     if client is not None and client not in result.candidate:
         raise UnknownNameError(f"There is no client {client!r} in {journal}.")
     if format is Format.JSON:
-        print_json(_as_json(result, client))
+        names = ("confirmed", "problem", "remarks", "rounds", "draws", "kept", "abandoned", "unexplained", "excluded")
+        body = {name: getattr(result, name) for name in (*names, "commitment", "signer")}
+        if client is not None:
+            body["client"] = {"candidate": result.candidate[client], "picked": result.picked[client]}
+        print_json({"verdict": result.word, **body})
     else:
-        _print(result, client, key_given=public is not None)
+        for line in sentences("audit.txt", result=result, client=client, key_given=public is not None):
+            say(out(), line)
     if not result.confirmed:
         raise typer.Exit(1)
     if result.remarks:  # a script can tell "confirmed, but look at it" from both others
         raise typer.Exit(3)
-
-
-def _as_json(result: AuditResult, client: str | None) -> dict[str, object]:
-    body: dict[str, object] = {"verdict": result.word, "confirmed": result.confirmed, "problem": result.problem}
-    body |= {"remarks": list(result.remarks), "rounds": result.rounds, "draws": result.draws, "kept": result.kept}
-    body |= {"abandoned": result.abandoned, "unexplained": result.unexplained, "excluded": dict(result.excluded)}
-    body |= {"commitment": result.commitment, "signer": result.signer}
-    if client is not None:
-        body["client"] = {"candidate": result.candidate[client], "picked": result.picked[client]}
-    return body
-
-
-def _print(result: AuditResult, client: str | None, key_given: bool) -> None:
-    console = out()
-    draws = f"{result.draws} draws, {result.abandoned} abandoned, {result.kept} kept"
-    say(console, f"{result.word}: {draws}; {result.rounds} follow from seed and inputs; commitment {result.commitment}")
-    if result.problem is not None:
-        say(console, result.problem)
-    for remark in result.remarks:
-        say(console, f"- {remark}")
-    if result.signer is not None and result.confirmed:
-        # Anyone can sign with their own key, so the reader must know which key is the server's.
-        advice = "" if key_given else "; check that it is the server's"
-        say(console, f"signed with the key {result.signer}{advice}")
-    if client is not None:
-        say(console, f"{client}: candidate in {result.candidate[client]} rounds, picked in {result.picked[client]}")

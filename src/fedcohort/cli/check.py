@@ -25,6 +25,7 @@ def _check_as(target: str, method: str, format: Format) -> None:
 
     SELECTORS.get(method)  # an unknown name is an error before anything is played
     try:
+        # By name, because what people install never imports the benchmark.
         vectors = importlib.import_module("fedcohort_bench.vectors")
     except ModuleNotFoundError as error:
         raise MissingExtraError(

@@ -101,6 +101,7 @@ def compare(
         config=config,
     )
     machine: Machine = {"device": device, "processes": processes, "address": address}
+    # More seeds or selectors of a comparison in runs/ add to it, so that nothing is computed twice.
     if out is None and (stored := smaller_experiment(experiment, Path("runs"))):
         done = load(stored)
         added = {k: v for k, v in experiment.table["selectors"].items() if k not in done.config["selectors"]}

@@ -105,6 +105,7 @@ def _engines(config: str | None, overrides: list[str], device: str | None, slow:
         data: Any = {"name": "synthetic", "samples": 100, "test_samples": 10, "classes": 4, "shape": [32, 32, 3]}
         sections: dict[str, Any] = {"seeds": [0], "data": data, "selectors": {"uniform": {}}}
         sections["scenario"] = {"partition": {"name": "iid", "clients": 10}}
+        # One network of each kind that the engine treats in its own way.
         tables = [override({**sections, "model": {"name": name}}, overrides) for name in ("mlp", "lenet", "vgg11-bn")]
     else:
         tables = [override(find_table(config), overrides)]

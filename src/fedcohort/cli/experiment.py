@@ -29,6 +29,7 @@ INTERRUPTED = 130
 def new(experiment: Experiment, folder: Path | None, **options: Unpack[Machine]) -> Simulation:
     """Return the simulation of an experiment in a folder, or in a new one below ``runs``."""
     simulate = simulator()
+    # Results name the command that made them, so that it can be run again.
     options.setdefault("command", command_line())
     simulation: Simulation = simulate.Simulation(experiment, folder or simulate.default_out(experiment.name), **options)
     return simulation
@@ -55,6 +56,7 @@ def execute(
         simulation.listeners += [tracker(name, simulation.out) for name in track]
     began = time.monotonic()
     state = play(simulation, console)
+    # Everything up to the last checkpoint is on disk.
     if state == "interrupted":
         say(console, f"interrupted; continue with: fedcohort run --resume {simulation.out}")
         raise typer.Exit(INTERRUPTED)

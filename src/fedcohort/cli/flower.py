@@ -93,6 +93,7 @@ def app_files(name: str, selector: str, asynchronous: bool = False) -> dict[str,
     sections = {chosen.name: "", Uniform.name: ""}
     own_files: dict[str, str] = {}
     declares = ""  # clients must know the signals that the selector's file declares
+    # The app must run on a machine that does not have the user's file.
     if is_reference(selector):
         place, _, cls = selector.rpartition(":")
         if place.endswith(".py"):

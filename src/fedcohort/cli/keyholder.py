@@ -80,6 +80,7 @@ def _serve(
     holder, token = open_folder(folder)
     server = KeyHolderServer(holder, token, (host, port), certificate=certificate, key=key)
     say(err(), f"key {holder.public.name} for {len(holder.enrolled)} clients at {server.url}")
+    # Ctrl-C ends it, and its database is closed.
     try:
         server.serve_forever()
     finally:

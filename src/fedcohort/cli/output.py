@@ -79,6 +79,7 @@ def print_tables(tables: Sequence[ResultTable], console: Console) -> None:
     """Print tables of results at the console's width; a note that consecutive tables share is printed once."""
     for i, result in enumerate(tables):
         repeated = i + 1 < len(tables) and tables[i + 1].note == result.note
+        # soft_wrap: the table has been fitted to the width, and rich would break its lines again.
         text = to_text(replace(result, note="") if repeated else result, console.width)
         console.print(Text(text + "\n" * (i + 1 < len(tables))), soft_wrap=True)
 

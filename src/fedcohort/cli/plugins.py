@@ -27,6 +27,7 @@ class RootGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, or None if there is none of that name."""
         if cmd_name not in self.commands:
+            # Entry points are read from disk, and most calls are of our own commands.
             self._find_plugins()
         if cmd_name in _OF_BENCH and cmd_name not in self.commands:
             raise MissingExtraError(

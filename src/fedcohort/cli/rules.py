@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcohort.audit.participation import Proof, prove_participation
+from fedcohort.audit.participation import prove_participation
 from fedcohort.cli import options
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.clients import ClientTable
@@ -23,11 +23,11 @@ from fedcohort.hosts.orders import Order, give, waiting
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import SETTINGS
 from fedcohort.journal.presence import RunState, planned_rounds, run_state
+from fedcohort.report.render import sentences
 from fedcohort.report.why import find_journal
 from fedcohort.session.resume import next_round, participations
 from fedcohort.session.rules import Rules
 from fedcohort.simulate.config.toml import read_table, to_toml
-from fedcohort.simulate.leaderboard.words import quantity
 
 rules_app = typer.Typer(help="Set and show an operator's rules, and prove that they held.", no_args_is_help=True)
 
@@ -68,48 +68,10 @@ def _prove(
             }
         )
     else:
-        _print(proof)
+        for line in sentences("proof.txt", proof=proof, rules=proof.rules or Rules()):
+            say(out(), line)
     if not proof.holds:
         raise typer.Exit(1)
-
-
-_SHOWN = 20  # lines of one kind
-# A cohort alone does not show whether these rules were kept.
-_UNPROVED = ("eligible", "pinned", "cool_off", "min_in_window", "quotas", "at_most")
-
-
-def _print(proof: Proof) -> None:
-    rules = Rules() if proof.rules is None else proof.rules
-    bound = "" if rules.most is None else f", at most {rules.most} allowed"
-    if rules.budgets:
-        bound += f"; individual limits for {quantity(len(rules.budgets), 'client')}"
-    lines = [f"{quantity(proof.rounds, 'round')}, {quantity(proof.clients, 'client')}."]
-    lines.append(f"Most participations of one client: {proof.most}{bound}.")
-    if proof.least_separation is None:
-        lines.append("No client took part twice.")
-    else:
-        lines.append(
-            f"Fewest rounds between two participations: {proof.least_separation}, "
-            f"at least {rules.min_separation} required."
-        )
-    if proof.registered is None:
-        lines.append("The journal does not record which names were registered and therefore bound to a key.")
-    else:
-        lines.append(
-            f"{quantity(proof.registered, 'participation')} under registered names, {proof.unregistered} under other "
-            "names, which prove nothing about who took part."
-        )
-    for kind in (
-        [f"Rules set in round {change.round}: {change.what}." for change in proof.changes[1:]],
-        [f"Round {breach.round}, client {breach.client}: {breach.what}." for breach in proof.breaches],
-        [f"Client {exceeded.client}: {exceeded.what}." for exceeded in proof.exceeded],
-    ):
-        lines += kind[:_SHOWN]
-        lines += [f"... and {len(kind) - _SHOWN} more."] * (len(kind) > _SHOWN)
-    if unproved := [key for key in rules.to_dict() if key in _UNPROVED]:
-        lines.append(f"Not part of this proof: {', '.join(unproved)}.")
-    for line in [*lines, proof.verdict]:
-        say(out(), line)
 
 
 def _clients(help: str) -> Any:

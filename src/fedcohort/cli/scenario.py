@@ -113,6 +113,7 @@ def _fit(
     from fedcohort.scenario import traces
     from fedcohort.simulate.config.toml import to_toml
 
+    # No state named means that a client must be in all of them.
     devices = traces.fit(traces.FORMATS[from_.value](trace, speeds), needs or None)
     table: dict[str, Any] = {"name": devices.name, "speed": devices.speed, "speed_spread": devices.speed_spread}
     table |= {"bandwidth": devices.bandwidth, "bandwidth_spread": devices.bandwidth_spread}

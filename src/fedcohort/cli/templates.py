@@ -46,6 +46,7 @@ def write_app(directory: Path, files: Mapping[str, str]) -> None:
 
 def fill_template(host: str, values: Mapping[str, str]) -> dict[str, str]:
     """Return the files of a host's template as path -> text, with every ``@key@`` replaced by its value."""
+    # Names in @, because braces and dollars are syntax in the files themselves.
     template = importlib.resources.files("fedcohort.hosts") / host / "template"
     return {path: re.sub(r"@(\w+)@", lambda found: values[found[1]], text) for path, text in _files(template)}
 

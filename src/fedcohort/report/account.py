@@ -137,6 +137,7 @@ class Account:
         """Number of rounds that were closed and counted; without rounds, the number of global models."""
         if self.models is not None:
             return self.models
+        # An empty cohort trained nothing, so its round does not count.
         return sum(r.abandoned is None and r.seconds is not None and bool(r.clients) for r in self.rounds)
 
     @property
@@ -213,10 +214,12 @@ class JournalHistory:
         if forgotten != self._forgotten:  # forgotten clients must not be shown again
             self._clear()
             self._forgotten = forgotten
+        # A closed cohort is read again while late answers may still be added to it.
         fresh = journal.cohorts(after=self._settled)
         closed = any(row.told_at != self.cohorts[row.ticket].told_at for row in fresh if row.ticket in self.cohorts)
         if newest == self._newest and not closed:
             return False
+        # Exclusions are one query a round, so they are read only where there may be some.
         ruled = bool(journal.meta().get("rules") or journal.events(CHANGED))
         for row in fresh:
             ticket = row.ticket
@@ -224,6 +227,7 @@ class JournalHistory:
             if ticket not in self.cohorts:
                 self.excluded[ticket] = dict(Counter(journal.exclusions(ticket).values())) if ruled else {}
                 scores = journal.scores(ticket)
+                # Scores without a name are the selector's own.
                 self.shadows[ticket] = {name: (picks, note) for name, (picks, _, note) in scores.items() if name}
             self.cohorts[ticket] = row
         open_tickets = [t for t, row in self.cohorts.items() if row.told_at is None]
@@ -234,6 +238,7 @@ class JournalHistory:
 
     def duration(self, reply: ReplyRow) -> float:
         """Return the seconds a client took: as the host reported, or else until its reply arrived."""
+        # The host knows how long training took; the journal only when the reply arrived.
         reported = reply.metrics.get("duration")
         return reported if isinstance(reported, float) else reply.at - self.cohorts[reply.ticket].asked_at
 

@@ -195,6 +195,7 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
             except ResultsError as error:
                 warnings.append(f"{error.message} Figures of the scenario are left out.")
         settings.append(setting_of(name, members, colors, federations))
+    # An experiment whose runs are all shown from a newer one is not named on the page.
     shown = [result for result in results if any(member is result for member, *_ in entries)]
     return Bundle(
         paths=tuple(result.path for result in shown),
@@ -212,6 +213,7 @@ def is_orphaned(folder: Path, status: Mapping[str, Any]) -> bool:
     """Whether a process of this machine left an experiment behind that is still marked as running."""
     if status.get("host") not in (None, platform.node()):
         return False
+    # Without a lock file, the experiment may have been copied from elsewhere while it ran.
     lock = folder / ".lock"
     return lock.exists() and is_locked(lock) is False
 
@@ -277,6 +279,7 @@ def runs_of(result: Results, warnings: list[str]) -> Iterator[tuple[str, RunCurv
                 params=info.params,
                 round=rounds,
                 values=values | {"accuracy": result.score(info)},
+                # Rounds without a recorded cohort repeat zero times.
                 pick_round=np.repeat(rounds, [len(cohort) for cohort in cohorts]),
                 pick_client=np.concatenate(cohorts),
                 journal=journal if journal.is_file() else None,
@@ -349,6 +352,7 @@ def setting_of(
             f"Experiments that are judged by {' and by '.join(metrics)} cannot be compared.",
             hint="make a separate report for each",
         )
+    # Without facts about the federation, the highest client that was picked is the best guess.
     n = max(clients, *(len(f.sizes) for f in federations.values()), 0)
     n = max(n, *(int(run.pick_client.max(initial=-1)) + 1 for _, run in members))
     groups = []

@@ -106,6 +106,7 @@ def export_charts(charts: Sequence[Mapping[str, Any]], folder: str | Path, form:
             elif item["kind"] == "svg" and form == "pdf":
                 path = path.with_suffix(".pdf")
                 _print_pdf(browser, item["content"], Path(scratch), path)
+            # The page returns the drawing that a PNG is made from, too.
             elif item["kind"] == "svg" and form == "png":
                 continue
             else:
@@ -124,6 +125,7 @@ def _print_pdf(browser: str, svg: str, scratch: Path, path: Path) -> None:
         encoding="utf-8",
     )
     printed = scratch / "one.pdf"
+    # A browser that prints nothing must not leave the figure before it in place.
     printed.unlink(missing_ok=True)
     _browse(browser, single, "--no-pdf-header-footer", f"--print-to-pdf={printed.absolute()}")
     try:

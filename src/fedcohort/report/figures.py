@@ -67,9 +67,11 @@ def seed_band(curves: Sequence[tuple[FloatArray, FloatArray]], stepwise: bool) -
         return None
     if stepwise:
         start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+        # A curve may begin after another has ended; one point is then all they share.
         grid = np.linspace(min(start, end), end, POINTS) if end > start else np.array([end])
         rows = np.array([y[np.maximum(np.searchsorted(x, grid, side="right") - 1, 0)] for x, y in curves])
     else:
+        # Seeds that stopped early, or were extended, are evaluated in other rounds.
         common = functools.reduce(np.intersect1d, [x for x, _ in curves])
         if not len(common):
             return None
@@ -277,6 +279,7 @@ def participation(setting: Setting) -> Figure | None:
         style = {"label": group.label, "color": group.color, "dash": group.dash}
         series.append({**style, "x": (index + 1).tolist(), "y": y})
         evenness = float(np.mean([gini(counts.astype(float)) for counts in per_seed]))
+        # A run without a journal has no picks, and so no coefficient.
         spread += [] if math.isnan(evenness) else [f"{group.label} {evenness:.2f}"]
     if not spread:
         return None
@@ -298,6 +301,7 @@ def scenario(setting: Setting) -> Figure | None:
     # Clients are sorted by main class, the most one-sided first, so that skew shows as blocks.
     order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
     if len(order) > 1000:
+        # More columns than pixels would be averaged by the browser, and the page grows with them.
         order = order[np.linspace(0, len(order) - 1, 1000).astype(int)]
     cells, top = _pack_matrix(np.ascontiguousarray(counts[order].T))
 

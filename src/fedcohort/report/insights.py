@@ -89,6 +89,7 @@ def _figure(picture: Picture, views: Sequence[tuple[str, View]]) -> Figure:
     }
     points = [view for _, view in views if isinstance(view, Points)]
     if points:
+        # Every view shares one legend, so the longest list of groups names them all.
         names = max((list(view.group_names) for view in points), key=len) or ["clients"]
         slots = palette.COLOURS - 1  # the first colour is the baseline's
         spec |= {"categories": names, "colors": [1 + c % slots for c in range(len(names))]}

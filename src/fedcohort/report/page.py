@@ -94,6 +94,7 @@ def assemble(
             # The sweep is what its user ran the experiment for, so it follows the curves.
             figures = (*general[:1], *([] if swept is None else [swept]), *general[1:], *specific)
         sections.append(_Section(setting, board, tables, figures, explanations))
+    # The same folder may be named twice, with another path.
     heading = title or ", ".join(dict.fromkeys(path.resolve().name for path in bundle.paths))
     return Report(bundle, tuple(sections), tuple(dict.fromkeys(warnings)), heading)
 
@@ -127,6 +128,7 @@ def build_report(report: Report) -> str:
         for figure in section.figures:
             own = figure.name == "participation"
             blocks.append(card("figure", figure, number, *([participation] * own)))
+            # Who was picked leads to the question why.
             if own and section.explanations:
                 blocks.append(card("why", number))
         figures = {figure.name: figure for figure in section.figures}

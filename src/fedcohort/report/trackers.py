@@ -68,6 +68,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
         value = row.get(name)
         if value is not None and math.isfinite(float(value)):
             values[name] = float(value)
+    # A live run does not count bytes; a sum of nothing would look like none.
     if any(row.get(name) is not None for name in _BYTES):
         values["bytes"] = float(sum(row.get(name) or 0 for name in _BYTES))
     if row.get("weights") is not None:

@@ -80,6 +80,7 @@ def _explain(journal: Journal, run: str, round_: int, client: str | None, nearly
     selector = journal.meta().get("selector")
     name = selector.get("name", "") if isinstance(selector, dict) else str(selector or "")
     explanation = explain_round(journal, round_, client)
+    # The question about one client is answered beside the scores of the whole round.
     rows: Sequence[ScoreRow] = explanation.rows if client is None else explain_round(journal, round_).rows
     picked = tuple(row for row in rows if row.picked)
     others = tuple(row for row in rows if not row.picked)
@@ -158,6 +159,7 @@ def explanations_of(
 ) -> dict[str, Any]:
     """Return explanations of ``rounds``, and of others that are spread evenly over a run, for a page."""
     last, _ = journal.last()
+    # A page with every round of a long run would be too large to send.
     spread = {round(i * last / (_SPREAD - 1)) for i in range(_SPREAD)} if last >= 0 else set()
     chosen = sorted({r for r in rounds if 0 <= r <= last} | spread)
     whys = [as_json(_explain(journal, run, r, None, NEARLY)) for r in chosen]

@@ -51,6 +51,7 @@ class Frozen:
         hashes = {}
         for plan in experiment.plans:
             if plan.label not in hashes:
+                # Other parameters are another selector, even with the same code.
                 parameters = json.dumps(values_of(plan.selector), sort_keys=True, default=str)
                 hashes[plan.label] = code_hash(type(plan.selector), plan.selector.name, parameters)
         return cls(VERSION, hashes)

@@ -117,6 +117,7 @@ def own_size(dataset: Dataset) -> Size:
         rounds=OWN_ROUNDS,
         model="lenet" if large else "mlp",
         local={"batch_size": batch, "steps": 20, "lr": 0.05},
+        # The server keeps at most a fifth of the rarest class.
         server=min(20, int(counts[scarce]) // 5),
         eval_every=5,
         unit=unit,

@@ -150,6 +150,7 @@ def _play(config: Mapping[str, Any], out: Path, launcher: Launcher) -> bool:
     if not (out / "meta.json").is_file():
         return launcher.run(begin(config, out, launcher))
     simulation = _resume(out, launcher)
+    # As text: what was read back from a file has lists where a plan has tuples.
     if to_toml(simulation.experiment.table) != to_toml(Experiment.from_dict(dict(config)).table):
         raise InputError(
             f"{out} holds a benchmark with other options, which cannot become this one.",

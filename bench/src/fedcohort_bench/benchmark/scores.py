@@ -78,6 +78,7 @@ def least_by_chance(values: Sequence[FloatArray]) -> float:
     errors = np.array([v.std(ddof=1) / math.sqrt(len(v)) if len(v) > 1 else math.nan for v in values])
     if np.isnan(errors).any():
         return math.nan
+    # The lowest of some means: its expected value is the integral of P(all means > x).
     most = 8 * max(errors.max(), 1e-9)
     x = np.linspace(-most, most, 4001)
     above = np.prod(ndtr(-x[:, None] / np.maximum(errors, 1e-12)), axis=1)  # P(all means > x)
@@ -346,6 +347,7 @@ class Scores:
         if self.frozen.suite != VERSION:
             return self.stated_purpose
         whole = {setting.name for setting in suite(self.data)} if self.data in DATASETS else set(self.settings)
+        # Fewer rounds or settings could have been chosen after a look at the results.
         if self.rounds != rounds_of(self.data) or set(self.settings) != whole:
             return "trial"
         return purpose_of(self.seeds)
@@ -416,6 +418,7 @@ def score(*results: Results, baseline: str | None = None) -> Scores:
     data, rounds = _data_and_rounds(results)
     boards = [board for part in results for board in part.leaderboards(baseline=baseline)]
     labels, absent, base = _check_boards(boards)
+    # Differences are paired by seed, so a seed counts only where every selector has it.
     seeds, missing = seeds_of(boards, labels)
     grouped = kinds(data, [board.setting for board in boards])
     lines = [_line(label, boards, seeds, grouped) for label in labels if label != base]
@@ -494,6 +497,7 @@ def _by_seed(row: LeaderRow) -> dict[int, SeedRow]:
 
 def terminal_accuracy(seed: SeedRow) -> float:
     """Return the terminal accuracy of a run; 0 if it diverged or failed."""
+    # Leaving such runs out would reward a selector for those that it breaks.
     return 0.0 if math.isnan(seed.terminal) else seed.terminal
 
 

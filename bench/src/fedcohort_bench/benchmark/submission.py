@@ -104,6 +104,7 @@ def _figures(entry: Mapping[str, Any], scores: Mapping[str, Any]) -> list[str]:
         dict(zip(scores["settings"], gains, strict=True)),
         kinds=kinds(scores["data"], scores["settings"]),
     )
+    # Sums in another order differ in their last digits.
     close = np.isclose(line.mean, entry["mean_gain"]) and np.isclose(line.worst[1], entry["worst_gain"])
     # With one seed there is no interval, and the file has null.
     if not close or (not math.isnan(line.interval) and not np.isclose(line.interval, entry["interval"])):

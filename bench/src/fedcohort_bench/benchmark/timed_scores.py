@@ -124,6 +124,7 @@ class TimeScores:
             if entry is None or base is None:
                 return None
             logs.append([log_ratio(*pair) for pair in zip(entry.journeys, base.journeys, strict=True)])
+        # Regimes are averaged before seeds, because the runs of one seed share a federation.
         return Speed.of(np.mean(logs, axis=0))
 
     def worst_group_gain(self, way: str, label: str) -> float | None:

@@ -221,6 +221,7 @@ class Exhibit:
     supplement: bool = False
 
     def __post_init__(self) -> None:
+        # A misspelt setting in a TOML file would silently have no figures.
         known = {setting for part in self.study.parts for setting in self.study.settings(part)}
         for grid in self.grids:
             unknown = set(grid.published) - known

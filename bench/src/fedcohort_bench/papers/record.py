@@ -62,6 +62,7 @@ class StudyRecord:
             return cls(study.name)
         except (OSError, ValueError, RecursionError) as error:
             raise RecordError(f"{path} cannot be read: {error}.") from error
+        # Figures of another study under this name would be compared with the wrong paper.
         if not isinstance(stored, dict) or stored.get("study") != study.name or stored.get("format") != FORMAT:
             raise RecordError(
                 f"{path} is not a record of the study {study.name!r} in format {FORMAT}.",

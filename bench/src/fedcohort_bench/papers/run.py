@@ -93,6 +93,7 @@ def reproduce(
             if name not in known:
                 listed = ", ".join(known)
                 raise UnknownNameError(f"There is no {kind} {name!r}. Known: {listed}.", hint=suggest(name, known))
+    # A trial has its own files, so it can never be taken for a result.
     end = "-quick" if quick else ""
     paths = {name: out / "records" / f"{name}{end}.json" for name in studies}
     records = {name: StudyRecord.read(paths[name], study) for name, study in studies.items()}

@@ -71,6 +71,7 @@ class MarginComparison:
     @property
     def state(self) -> str:
         """Whether the order holds."""
+        # A tie stays one, whatever our figures are.
         if self.tie:
             return "tie"
         if not self.seeds:
@@ -151,6 +152,7 @@ def _compare(
     if ours is None or theirs is None:
         return MarginComparison(*methods, math.nan, 0, 0, tie)
     cost = heterogeneity_cost(study, record, setting, claim.measure)
+    # False for NaN: an unknown cost does not make a comparison unclear.
     if cost < MIN_COST:
         unclear = f"costs only {cost:.1f} points"
     values = [record.values(setting, label, claim.measure) or [] for label in (better, worse)]

@@ -320,6 +320,7 @@ def from_sybils(products: ArrayLike, known: ArrayLike) -> RecoveredCounts:
     >>> from_sybils(sybils @ counts.T, sybils).counts.astype(int).tolist()
     [[3, 4, 0], [1, 0, 6]]
     """
+    # Least squares also covers fewer sybils than classes, and dependent ones.
     rows, basis = np.asarray(products, np.float64), np.asarray(known, np.float64)
     return RecoveredCounts(np.asarray(np.linalg.lstsq(basis, rows, rcond=None)[0].T, np.float64), named=True)
 

@@ -51,6 +51,7 @@ def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> _Ex
         trained = group.batch.train([run], [everyone], np.full(len(everyone), run.plan.seed, np.int64), None)
         bias = output_layer(group.engine.shapes, federation.classes).bias
         updates = (trained.params[:, bias] - group.models[run.row, bias]).cpu().numpy().astype(np.float64)
+    # What clients would report: counts of the labels they see, wrong ones included.
     counts = federation.label_counts(part="train").astype(np.int64)
     names = federation.client_names or tuple(map(str, range(len(federation))))
     return _Exposure(tuple(names), counts, updates, run.plan.local.lr * float(run.steps.mean()))

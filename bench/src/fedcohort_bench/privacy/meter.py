@@ -160,6 +160,7 @@ class _Attacker:
         if found is None:
             attack = "factor of S, not negative, known sums"
             found = from_factor(gram, self.sizes, self.classes, self.rng)
+        # Sybils of the usual size are not conspicuous.
         sybils = max(1, int(np.median(self.sizes))) * np.eye(self.classes, dtype=np.int64)
         return (
             self.finding("server", attack, found),

@@ -41,6 +41,7 @@ class _Hub:
 
     async def poll(self) -> None:
         """Read what is new, without blocking the server."""
+        # A poll changes the items that a reader's question looks at.
         async with self._lock:
             await asyncio.to_thread(self.watcher.poll)
 
@@ -96,6 +97,7 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
         await hub.poll()
         task = asyncio.create_task(hub.run())
         yield
+        # The server would otherwise wait for the next poll before it stops.
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -114,6 +116,7 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
             text = "This dashboard needs a token. Open the address with ?token=... that it printed when it started."
             return Response(text, status_code=401, headers=_HEADERS)
         response: Response = await proceed(request)
+        # Error pages of the framework need them as well.
         response.headers.update(_HEADERS)
         return response
 
@@ -187,6 +190,7 @@ def _authorised(request: Request, token: str) -> bool:
 
 async def _stream(hub: _Hub, item: str, stopping: Callable[[], bool]) -> AsyncIterator[str]:
     """Yield server-sent events: the list and the chosen item, whenever they change."""
+    # A reader who just came gets both at once.
     sent_overview: object = None
     sent_detail = -1
     quiet = 0.0

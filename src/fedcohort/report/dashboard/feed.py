@@ -45,6 +45,7 @@ class ExperimentItem:
                 stamps.append((status.st_mtime_ns, status.st_size))
             except OSError:
                 stamps.append(None)
+        # Size as well as time: two checkpoints may fall into one tick of the file system's clock.
         if stamps != self._stamps:
             self._stamps = stamps
             self.version += 1
@@ -77,8 +78,10 @@ class ExperimentItem:
         status, state = self._status, self._state
         total = status.get("rounds_total")
         recorded = 0 if self._results is None else sum(self._results.rounds_made().values())
+        # Live files have rounds that status.json does not count yet.
         done = max(recorded, int(status.get("rounds_done") or 0))
         rate = status.get("rounds_per_second")
+        # The estimate in status.json is as old as the last checkpoint.
         left = (total - done) / rate if total and rate else status.get("seconds_left")
         gone = "the process that wrote it is gone; it can be continued with --resume"
         return {

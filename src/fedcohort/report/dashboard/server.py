@@ -35,6 +35,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, proto)
+        # So that a dashboard can be started again at once, without waiting for the system to free the port.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
         bound.listen(128)  # visitors of the announced address wait until the server is up
@@ -72,6 +73,7 @@ def serve(
     if announce is not None:
         name = f"[{host}]" if ":" in host else host
         announce(f"http://{name}:{bound.getsockname()[1]}" + (f"/?token={token}" if token else ""))
+    # The application must know when the server stops, and the server needs the application first.
     servers: list[uvicorn.Server] = []
     app = create_app(root, token=token, stopping=lambda: bool(servers) and servers[0].should_exit)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, server_header=False)

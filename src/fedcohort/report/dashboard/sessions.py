@@ -52,6 +52,7 @@ class JournalItem:
     def poll(self) -> None:
         """Read the cohorts, replies and numbers that are new."""
         try:
+            # A host waits for its first clients before it writes a journal.
             if self._journal is None and not self.path.exists() and (run := run_state_before(self.path)) is not None:
                 self._set_state(run, None if run.presence is None else run.presence.planned)
                 return
@@ -73,6 +74,7 @@ class JournalItem:
             message = error.message if isinstance(error, FedcohortError) else str(error)
             self.version += message != self._problem
             self._problem = message
+            # Opened anew at the next poll: the file may have been replaced.
             self._journal = None
 
     def _set_state(self, run: RunState, rounds: int | None) -> None:
@@ -201,6 +203,7 @@ class JournalItem:
         rows = [row for row in self._cohorts.values() if row.round == round_]
         if not rows:
             raise InputError(f"There is no round {round_}; {len(self._cohorts)} cohorts are recorded so far.")
+        # An abandoned round has several cohorts; the last one counts.
         return self._members(max(rows, key=lambda row: row.ticket))
 
     def history_of(self, client: str) -> list[dict[str, Any]]:
