@@ -220,22 +220,19 @@ def is_orphaned(folder: Path, status: Mapping[str, Any]) -> bool:
 
 def _warnings(path: Path, result: Results) -> list[str]:
     """Return sentences about what a reader must know before trusting the figures."""
-    warnings = []
-    state = result.status.get("state")
-    done, total = result.status.get("rounds_done"), result.status.get("rounds_total")
+    status, again = result.status, "it can be continued with --resume"
+    state, done, total = status.get("state"), status.get("rounds_done"), status.get("rounds_total")
     progress = f" ({done} of {total} rounds)" if done is not None and total else ""
-    if state == "running" and is_orphaned(path, result.status):
-        warnings.append(
-            f"{path.name} is marked as running{progress}, but the process that wrote it is gone; "
-            "it can be continued with --resume."
-        )
-    elif state == "running":
-        warnings.append(f"{path.name} is still running{progress}: every figure may change.")
-    elif state == "interrupted":
-        warnings.append(f"{path.name} was interrupted{progress}; it can be continued with --resume.")
-    elif state == "failed":
-        warnings.append(f"{path.name} failed{progress}: {result.status.get('message') or 'no reason was recorded'}.")
-    return [*warnings, *_run_warnings(result)]
+    if state == "running" and is_orphaned(path, status):
+        state = "orphaned"
+    texts = {
+        "orphaned": f"is marked as running{progress}, but the process that wrote it is gone; {again}.",
+        "running": f"is still running{progress}: every figure may change.",
+        "interrupted": f"was interrupted{progress}; {again}.",
+        "failed": f"failed{progress}: {status.get('message') or 'no reason was recorded'}.",
+    }
+    known = [f"{path.name} {texts[state]}"] if state in texts else []
+    return known + _run_warnings(result)
 
 
 def _run_warnings(result: Results) -> list[str]:

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from fedcohort.core.errors import FedcohortError, MissingExtraError, ParameterError
 from fedcohort.core.files import write_file
 from fedcohort.report.render import render
@@ -119,11 +121,7 @@ def _print_pdf(browser: str, svg: str, scratch: Path, path: Path) -> None:
     size = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg)
     assert size is not None  # the charts always write both
     single = scratch / "one.html"
-    single.write_text(
-        f"<!doctype html><meta charset=utf-8><style>@page{{size:{size[1]}px {size[2]}px;margin:0}}"
-        f"html,body{{margin:0}}svg{{display:block}}</style>{svg}",
-        encoding="utf-8",
-    )
+    single.write_text(render("print.html", width=size[1], height=size[2], svg=Markup(svg)), encoding="utf-8")
     printed = scratch / "one.pdf"
     # A browser that prints nothing must not leave the figure before it in place.
     printed.unlink(missing_ok=True)

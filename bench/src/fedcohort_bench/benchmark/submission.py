@@ -17,6 +17,7 @@ from fedcohort.simulate.config.toml import parse_toml
 from fedcohort_bench.benchmark.scores import SelectorScore
 from fedcohort_bench.benchmark.suite import REPORT_SEEDS, VERSION, kinds, rounds_of, suite, table
 
+_Check = tuple[bool, str]  # whether it is as it must be, and what is wrong otherwise
 _NOT_SELECTION = ("aggregator", "filter", "labels", "local")
 
 
@@ -35,90 +36,67 @@ def check_submission(config: Path, scores: Path) -> dict[str, Any]:
         configuration, submitted = parse_toml(read_file(config).decode()), json.loads(read_file(scores))
     except (OSError, ValueError, RecursionError) as error:
         raise SubmissionError(f"{config} and {scores} cannot be read: {error}.") from error
-    problems = [*_configuration(configuration), *_scores(submitted), *_agree(configuration, submitted)]
+    checks = [*_configuration(configuration), *_scores(submitted)]
+    selectors = {entry.get("label") for entry in submitted.get("selectors", [])} | {"uniform"}
+    for what, same in (
+        ("seeds", sorted(configuration.get("seeds", [])) == sorted(submitted.get("seeds", []))),
+        ("data", configuration.get("data", {}).get("name") == submitted.get("data")),
+        ("selectors", set(configuration.get("selectors", {})) == selectors),
+    ):
+        checks.append((same, f"configuration and scores name different {what}"))
+    problems = [why for valid, why in checks if not valid]
     if problems:
         raise SubmissionError(f"{config} and {scores} are not a valid submission: {'; '.join(problems)}.")
     return dict(submitted)
 
 
-def _configuration(config: Mapping[str, Any]) -> list[str]:
+def _configuration(config: Mapping[str, Any]) -> list[_Check]:
     try:
         data, seeds = config["data"]["name"], config["seeds"]
         submitted = Experiment.from_dict(config).table
         expected = Experiment.from_dict(table(data, {}, seeds)).table
     except (KeyError, TypeError, FedcohortError) as error:
-        return [f"the configuration cannot be built ({error})"]
-    problems = _differences(submitted, expected)
-    if not set(seeds) <= set(REPORT_SEEDS):
-        problems.append(f"seeds {seeds} are not for reports: {', '.join(map(str, REPORT_SEEDS))}")
+        return [(False, f"the configuration cannot be built ({error})")]
+    sections = ("model", "local", "scenario", "settings", "aggregator", "task", "labels", "filter")
+    checks = [(submitted.get(key) == expected.get(key), f"[{key}] is not the suite's") for key in sections]
+    for key in ("rounds", "cohort", "eval_every"):
+        suites = expected["run"].get(key)
+        checks.append((submitted["run"].get(key) == suites, f"run.{key} is not the suite's {suites}"))
+    reserved = ", ".join(map(str, REPORT_SEEDS))
+    checks.append((set(seeds) <= set(REPORT_SEEDS), f"seeds {seeds} are not for reports: {reserved}"))
     # A selector may bring its own aggregator or filter, but the submitter may not choose another one. So each entry is
     # compared with the defaults of its selector.
     for label, entry in submitted["selectors"].items():
         selection = {key: value for key, value in entry.items() if key not in _NOT_SELECTION}
         default = Experiment.from_dict(table(data, {label: selection}, seeds)).table["selectors"][label]
-        changed = sorted(key for key in _NOT_SELECTION if entry.get(key) != default.get(key))
-        if changed and label != "uniform":
-            problems.append(f"the selector {label!r} changes {', '.join(changed)}, not only selection")
-    return problems
+        changed = ", ".join(sorted(key for key in _NOT_SELECTION if entry.get(key) != default.get(key)))
+        only = f"the selector {label!r} changes {changed}, not only selection"
+        checks.append((not changed or label == "uniform", only))
+    return checks
 
 
-def _differences(submitted: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """Name the sections and values in which a complete configuration differs from the suite's."""
-    sections = ("model", "local", "scenario", "settings", "aggregator", "task", "labels", "filter")
-    problems = [f"[{key}] is not the suite's" for key in sections if submitted.get(key) != expected.get(key)]
-    for key in ("rounds", "cohort", "eval_every"):
-        if submitted["run"].get(key) != expected["run"].get(key):
-            problems.append(f"run.{key} is not the suite's {expected['run'].get(key)}")
-    return problems
-
-
-def _scores(scores: Mapping[str, Any]) -> list[str]:
+def _scores(scores: Mapping[str, Any]) -> list[_Check]:
     try:
-        problems = []
-        if scores["benchmark"] != VERSION:
-            problems.append(f"the scores are of version {scores['benchmark']} of the benchmark, not {VERSION}")
-        if not scores["complete"]:
-            problems.append("not all runs have finished")
-        if scores.get("baseline", "uniform") != "uniform":
-            problems.append(f"its gains are over {scores['baseline']!r}, not over uniform")
-        if scores["purpose"] != "report":
-            problems.append(f"its purpose is {scores['purpose']!r}, not 'report'")
-        if scores["rounds"] != rounds_of(scores["data"]):
-            problems.append(f"{scores['rounds']} rounds are not the suite's {rounds_of(scores['data'])}")
-        if set(scores["settings"]) != {setting.name for setting in suite(scores["data"])}:
-            problems.append("settings are missing or unknown")
+        data, names, baseline = scores["data"], scores["settings"], scores.get("baseline", "uniform")
+        version, rounds = scores["benchmark"], rounds_of(data)
+        checks = [
+            (version == VERSION, f"the scores are of version {version} of the benchmark, not {VERSION}"),
+            (scores["complete"], "not all runs have finished"),
+            (baseline == "uniform", f"its gains are over {baseline!r}, not over uniform"),
+            (scores["purpose"] == "report", f"its purpose is {scores['purpose']!r}, not 'report'"),
+            (scores["rounds"] == rounds, f"{scores['rounds']} rounds are not the suite's {rounds}"),
+            (set(names) == {setting.name for setting in suite(data)}, "settings are missing or unknown"),
+        ]
         for entry in scores["selectors"]:
-            problems += _figures(entry, scores)
-        return problems
+            gains = np.array([entry["gains"][name] for name in names], np.float64)
+            if gains.shape != (len(names), len(scores["seeds"])):
+                checks.append((False, f"{entry['label']} has no gain for every setting and seed"))
+                continue
+            line = SelectorScore(entry["label"], dict(zip(names, gains, strict=True)), kinds=kinds(data, names))
+            figures = [(line.mean, "mean_gain"), (line.worst[1], "worst_gain"), (line.interval, "interval")]
+            # With one seed there is no interval, and the file has null; other sums differ in their last digits.
+            same = all(math.isnan(figure) or np.isclose(figure, entry[key]) for figure, key in figures)
+            checks.append((same, f"the figures of {entry['label']} do not follow from its gains"))
+        return checks
     except (KeyError, TypeError, ValueError, FedcohortError) as error:
-        return [f"the scores are damaged ({type(error).__name__}: {error})"]
-
-
-def _figures(entry: Mapping[str, Any], scores: Mapping[str, Any]) -> list[str]:
-    """Check that a selector's figures follow from the gains it lists."""
-    gains = np.array([entry["gains"][name] for name in scores["settings"]], np.float64)
-    if gains.shape != (len(scores["settings"]), len(scores["seeds"])):
-        return [f"{entry['label']} has no gain for every setting and seed"]
-    line = SelectorScore(
-        entry["label"],
-        dict(zip(scores["settings"], gains, strict=True)),
-        kinds=kinds(scores["data"], scores["settings"]),
-    )
-    # Sums in another order differ in their last digits.
-    close = np.isclose(line.mean, entry["mean_gain"]) and np.isclose(line.worst[1], entry["worst_gain"])
-    # With one seed there is no interval, and the file has null.
-    if not close or (not math.isnan(line.interval) and not np.isclose(line.interval, entry["interval"])):
-        return [f"the figures of {entry['label']} do not follow from its gains"]
-    return []
-
-
-def _agree(config: Mapping[str, Any], scores: Mapping[str, Any]) -> list[str]:
-    problems = []
-    if sorted(config.get("seeds", [])) != sorted(scores.get("seeds", [])):
-        problems.append("configuration and scores name different seeds")
-    if config.get("data", {}).get("name") != scores.get("data"):
-        problems.append("configuration and scores name different data")
-    labels = {entry.get("label") for entry in scores.get("selectors", [])} | {"uniform"}
-    if set(config.get("selectors", {})) != labels:
-        problems.append("configuration and scores name different selectors")
-    return problems
+        return [(False, f"the scores are damaged ({type(error).__name__}: {error})")]

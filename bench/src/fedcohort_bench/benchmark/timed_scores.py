@@ -12,7 +12,6 @@ import numpy as np
 import fedcohort
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
-from fedcohort.simulate.leaderboard import Leaderboard, SeedRow
 from fedcohort.simulate.leaderboard.formats import Cell
 from fedcohort.simulate.leaderboard.rows import Arrivals
 from fedcohort.simulate.leaderboard.speed import Journey, Speed, log_ratio
@@ -197,8 +196,26 @@ def score_time(*results: Results) -> TimeScores:
     for regime, target in targets.items():
         for way in WAYS:
             board = boards.get(setting_name(regime, way))
-            if board is not None:
-                cells += _cells(board, regime, way, target, seeds)
+            if board is None:
+                continue
+            for row in board.rows:
+                by_seed = {seed.seed: seed for seed in row.seeds}
+                runs = [by_seed[seed] for seed in seeds]
+                arrived = [run.seconds_to[board.targets.index(target)] for run in runs]
+                # The restricted time of a censored run is the whole day.
+                times = np.array([DAY if seconds is None else min(seconds, DAY) for seconds in arrived])
+                cells.append(
+                    TimeCell(
+                        regime,
+                        way,
+                        row.label,
+                        hours=times / HOUR,
+                        reached=(times < DAY).astype(np.float64),
+                        accuracy=np.array([terminal_accuracy(run) for run in runs]),
+                        worst_group=np.array([worst_group_accuracy(run) for run in runs]),
+                        jain=np.array([run.fair["jain"] for run in runs]),
+                    )
+                )
     return TimeScores(
         data=str(results[0].config["data"]["name"]),
         seeds=seeds,
@@ -220,31 +237,3 @@ def _targets(results: Sequence[Results]) -> dict[str, float]:
     if any(math.isnan(target) for target in targets.values()):
         raise InputError("Uniform selection in rounds was never evaluated, so there is no target.")
     return targets
-
-
-def _cells(board: Leaderboard, regime: str, way: str, target: float, seeds: Sequence[int]) -> list[TimeCell]:
-    place = board.targets.index(target)
-    cells = []
-    for row in board.rows:
-        runs = {seed.seed: seed for seed in row.seeds}
-        chosen_runs = [runs[seed] for seed in seeds]
-        times = [_time(run, place) for run in chosen_runs]
-        cells.append(
-            TimeCell(
-                regime,
-                way,
-                row.label,
-                np.array(times) / HOUR,
-                np.array([time < DAY for time in times], np.float64),
-                np.array([terminal_accuracy(run) for run in chosen_runs]),
-                np.array([worst_group_accuracy(run) for run in chosen_runs]),
-                np.array([run.fair["jain"] for run in chosen_runs]),
-            )
-        )
-    return cells
-
-
-def _time(run: SeedRow, place: int) -> float:
-    """Return when a run reaches a target; the whole day if it does not (the restricted time of a censored run)."""
-    seconds = run.seconds_to[place]
-    return DAY if seconds is None else min(seconds, DAY)
