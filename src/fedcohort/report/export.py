@@ -39,7 +39,7 @@ class _ExportError(FedcohortError, RuntimeError):
     """The browser that draws figures failed."""
 
 
-def find_browser() -> str:
+def _find_browser() -> str:
     """Return the path of the browser; the error says what to install."""
     named = os.environ.get("FEDCOHORT_BROWSER")
     for name in (named,) if named else _BROWSERS:
@@ -90,7 +90,7 @@ def export_charts(charts: Sequence[Mapping[str, Any]], folder: str | Path, form:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _ExportError(f"The folder {target} cannot be created: {error.strerror or error}.") from error
-    browser = find_browser()
+    browser = _find_browser()
     options = {"width": _WIDTH, "png": _PIXELS if form == "png" else 0}
     page = render("export.html", figures=charts, options=options)
     written: list[Path] = []

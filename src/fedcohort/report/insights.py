@@ -18,7 +18,7 @@ from fedcohort.report.figure import Figure
 from fedcohort.report.figures import ROUNDS, json_numbers, thinned
 from fedcohort.simulate.store.results import open_journal
 
-MAX_POINTS = 600  # clients drawn one by one
+_MAX_POINTS = 600  # clients drawn one by one
 
 
 def selector_figures(setting: Setting) -> tuple[list[Figure], list[str]]:
@@ -130,10 +130,10 @@ def _drawn(view: View) -> dict[str, Any]:
 
 
 def _evenly_spaced(order: IntArray) -> IntArray:
-    """Return at most ``MAX_POINTS`` of the clients, evenly spaced."""
-    if len(order) <= MAX_POINTS:
+    """Return at most ``_MAX_POINTS`` of the clients, evenly spaced."""
+    if len(order) <= _MAX_POINTS:
         return order
-    return np.asarray(order[np.linspace(0, len(order) - 1, MAX_POINTS).astype(int)])
+    return np.asarray(order[np.linspace(0, len(order) - 1, _MAX_POINTS).astype(int)])
 
 
 def _tsne(points: FloatArray) -> FloatArray:

@@ -1,6 +1,7 @@
-"""Pages from templates, with one head and one style sheet, and every value escaped.
+"""Pages and texts from templates; pages have one head and one style sheet, and every value is escaped.
 
 A page is a file in ``templates/`` that extends ``base.html``; the parts that pages share are macros of ``cards.html``.
+A text for pages and terminals is a ``.txt`` file there, with a sentence a line.
 """
 
 from __future__ import annotations
@@ -25,11 +26,7 @@ def render(template: str, *, package: str = "fedcohort.report", **values: Any) -
 
 def text(template: str, **values: Any) -> str:
     """Return a template of plain text; line breaks in values are escaped, so that names cannot add lines."""
-    # Undefined is empty: a configuration may lack any key.
-    texts = _environment("fedcohort.report").overlay(
-        autoescape=False, finalize=printable, undefined=jinja2.ChainableUndefined
-    )
-    return texts.get_template(template).render(values)
+    return _texts().get_template(template).render(values)
 
 
 def sentences(template: str, **values: Any) -> list[str]:
@@ -46,6 +43,13 @@ def card(macro: str, *values: Any) -> Markup:
 def _visible(value: object) -> str:
     """Write out invisible characters and those that change the direction of text, which HTML escaping keeps."""
     return value if isinstance(value, Markup) else printable(value, lines=True)
+
+
+@cache
+def _texts() -> jinja2.Environment:
+    # Undefined is empty: a configuration may lack any key.
+    lenient = jinja2.ChainableUndefined
+    return _environment("fedcohort.report").overlay(autoescape=False, finalize=printable, undefined=lenient)
 
 
 @cache
