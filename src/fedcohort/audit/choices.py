@@ -228,6 +228,7 @@ class _Audit(Replay):
             problem = str(broken)
         except DoesNotFollow as broken:
             problem, wrong = str(broken), True
+        # The counts are returned whatever was found: readers judge for themselves how often they were left out.
         names = self.final.names
         return AuditResult(
             problem,

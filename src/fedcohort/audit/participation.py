@@ -143,6 +143,7 @@ def prove_participation(journal: str | Path | Journal) -> Proof:
         if row.ticket in abandoned or not len(row.clients):
             continue
         rounds += 1
+        # By tickets and not by rounds: rules may change between two cohorts of a round.
         in_force = next((change.rules for change in reversed(changes) if change.ticket <= row.ticket), Rules())
         for client in row.clients.tolist():
             history, name = past.setdefault(client, _Past([], [])), table.name(client)

@@ -196,6 +196,7 @@ class ClientTable:
             size_array = labels.sizes
         if not counts:
             raise InputError("A client table needs names, sizes, labels or n to know how many clients there are.")
+        # Named by argument, because the caller does not know which of them is wrong.
         if len(set(counts.values())) > 1:
             got = ", ".join(f"{count} from {part}" for part, count in counts.items())
             raise InputError(f"The parts of a client table must agree on the number of clients. Got {got}.")

@@ -128,12 +128,3 @@ def _split(digests: bytes) -> list[bytes]:
 def table_of(digest: bytes) -> str:
     """Return the table of a row, given its tagged digest."""
     return _NAMES[digest[0]]
-
-
-def digests_at_end(connection: sqlite3.Connection) -> set[bytes]:
-    """Return the tagged digests of all rows that a journal must have, after checking every link."""
-    valid: set[bytes] = set()
-    for link in links(connection):
-        valid.update(link.added)
-        valid.difference_update(link.removed)
-    return valid

@@ -159,6 +159,7 @@ def erase(journal: Journal, eraser: Eraser, *, block_name: bool) -> None:
     """
     client, index, database = eraser.client, eraser.index, journal.database
     _blank_facts(journal, eraser)
+    # Numbers could identify a client as well as its name. What remains is that somebody took part, and the status.
     for number, ticket, at, late, data in database.fetch("SELECT id, ticket, at, late, data FROM replies"):
         block = ReplyBlock.decode(ticket, at, bool(late), data)
         where = block.clients == index
@@ -187,6 +188,7 @@ def erase(journal: Journal, eraser: Eraser, *, block_name: bool) -> None:
     # Earlier versions and answers hold the client's facts and losses.
     database.delete("versions", "1", ())
     database.delete("answers", "1", ())
+    # An audit starts from the table as it is now; it says that no round before can be recomputed.
     facts = table_facts(*journal.table())
     journal.add_version(facts, facts)
     journal.add_event(events.FORGOTTEN, {"client": index})

@@ -16,7 +16,7 @@ from pathlib import Path
 from fedcohort.core.errors import JournalError
 from fedcohort.core.files import sync_folder
 from fedcohort.core.version import __version__
-from fedcohort.journal.chain import START, TAGS, Head, digests_at_end, read_head, table_of
+from fedcohort.journal.chain import START, TAGS, Head, links, read_head, table_of
 from fedcohort.journal.database import Commit, Database, connect, orphan_after_fork
 from fedcohort.journal.format4 import check_rows, convert, is_format_4, leave_closed
 from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, target
@@ -319,7 +319,10 @@ def file_problems(connection: sqlite3.Connection) -> Iterator[str]:
 def row_problems(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield which rows are not as they were written."""
     try:
-        expected = digests_at_end(connection)
+        expected: set[bytes] = set()  # the tagged digests of all rows that there must be
+        for link in links(connection):
+            expected.update(link.added)
+            expected.difference_update(link.removed)
         for name, table in TABLES.items():
             for salt, *row in connection.execute(f"SELECT salt, {table.names} FROM {name}"):
                 try:

@@ -222,6 +222,7 @@ class Journal:
 
     def add_event(self, kind: str, body: Mapping[str, Any]) -> None:
         """Record an event."""
+        # The kind is a column of its own, so that readers need not parse the bodies of all events.
         self.database.append("events", time.time(), kind, as_json(body, f"The event {kind!r}"))
 
     def set_table(self, table: ClientTable, active: AnyArray) -> None:
@@ -300,6 +301,7 @@ class Journal:
 
     def save_state(self, selector: str, state: object) -> None:
         """Record a selector's state, writing only what changed since it was last saved; in memory, do nothing."""
+        # Nobody reads a journal in memory again, and comparing arrays would be most of a small round's time.
         if self.path is not None:
             self.save_fields(selector, state_fields(state))
 

@@ -62,6 +62,7 @@ class Membership:
     def change(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool) -> tuple[Membership, IntArray]:
         """Return the federation after clients left or came back, and their indices."""
         indices = self.table.indices(clients)
+        # A copy, because the caller records the change first, and keeps the old object if that fails.
         active = self.active.copy()
         active[indices] = member
         return Membership(self.table, active), indices

@@ -60,6 +60,7 @@ class _ParticipationLedger:
 
     def in_last(self, round_: int, rounds: int) -> IntArray:
         """(N,) participations in the ``rounds`` rounds before ``round_``."""
+        # Cohorts and not a table of rounds and clients, which would take gigabytes for a million clients.
         counts = np.zeros(self.n, np.int64)
         for past, clients in self.recent:
             if round_ - rounds <= past < round_:
@@ -248,6 +249,7 @@ class Referee:
         removed: list[int] = []
         added: list[int] = []
         unmet: list[str] = []
+        # The selector's scores decide who fills a place, so that rules disturb its choice as little as possible.
         order = _ranking(allowed, cohort, rng) if self.rules.quotas or self.rules.at_most else []
         # Limits come first, because a client that is added for a quota must keep them.
         if self.rules.at_most:

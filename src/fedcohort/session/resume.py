@@ -160,6 +160,7 @@ def check_same(
 ) -> None:
     """Raise an error that says what differs if a journal belongs to a session that was started otherwise."""
     meta = journal.meta()
+    # All differences at once: a host that passes the wrong file usually differs in several.
     differences = []
     if int(meta["seed"]) != seed:
         differences.append(f"its seed is {meta['seed']}, but {seed} was given")

@@ -53,6 +53,7 @@ class StatefulSelector:
         """Return a selector in its initial state."""
         kind = f"{streams.INITIALISATION}:{name}" if name else streams.INITIALISATION
         state = _first_state(selector, table, streams.stream(seed, kind, 0))
+        # Frozen, so that a selector that changes its state in place fails at once and not when a session is resumed.
         return cls(selector, table, freeze_state(state, table.n), name)
 
     @classmethod

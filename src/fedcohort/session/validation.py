@@ -202,6 +202,7 @@ def check_signals(
     label : str
         What to call the selector in the error.
     """
+    # Sorted, so that the same signal is named each time.
     for signal in sorted(selector.requires):
         supplied = signal in clients.signals if signal.known is Known.TABLE else signals is None or signal in signals
         if not supplied and signal != Signal.STALENESS:  # the session itself supplies the staleness
