@@ -22,6 +22,7 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError
+from fedcohort.core.protocol import Cohort
 from fedcohort.core.version import __version__
 from fedcohort.journal import opening
 from fedcohort.journal.candidates import CandidateEncoder, base_of, decode, whole
@@ -246,25 +247,21 @@ class Journal:
         if self.audited:
             self.database.add("answers", ticket, pack_many({str(signal): values for signal, values in answer.items()}))
 
-    def add_cohort(self, row: CohortRow, candidates: IntArray | None, n: int) -> None:
-        """Record a cohort; ``candidates`` is None if all ``n`` clients were candidates."""
-        if candidates is not None:
-            self.database.add("candidates", row.ticket, self._candidates.encode(row.ticket, candidates, n))
-        self.database.add(
-            "cohorts",
-            row.ticket,
-            row.round,
-            row.asked_at,
-            row.wanted,
-            row.n_candidates,
-            pack_indices(row.clients),
-            None if row.weights is None else pack(row.weights),
-            None if row.work is None else pack(row.work),
-            as_json(dict(row.notes), "What a selector noted about its cohort"),
-            row.stop,
-        )
-        if row.told_at is not None:
-            self.database.add("closed", row.ticket, row.told_at)
+    def add_cohort(self, cohort: Cohort, wanted: int | None, candidates: IntArray, n: int) -> None:
+        """Record a cohort, chosen from ``candidates`` out of ``n`` clients when the host wanted so many.
+
+        One without clients is closed at once, because there is no report to wait for.
+        """
+        now = time.time()
+        if len(candidates) < n:  # without a row, all clients were candidates
+            self.database.add("candidates", cohort.ticket, self._candidates.encode(cohort.ticket, candidates, n))
+        weights, work = (None if values is None else pack(values) for values in (cohort.weights, cohort.work))
+        notes = as_json(dict(cohort.notes), "What a selector noted about its cohort")
+        clients = pack_indices(cohort.clients)
+        first = (cohort.ticket, cohort.round, now, wanted, len(candidates))
+        self.database.add("cohorts", *first, clients, weights, work, notes, cohort.stop)
+        if not cohort.size:
+            self.database.add("closed", cohort.ticket, now)
 
     def drop_candidates(self, tickets: Iterable[int]) -> None:
         """Delete the candidates of some cohorts, after storing whole those of others that refer to them."""

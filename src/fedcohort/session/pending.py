@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, freeze
+from fedcohort.core.arrays import FloatArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.journal import Journal, ReplyBlock
@@ -50,27 +50,20 @@ def pending_cohorts(journal: Journal, table: ClientTable) -> dict[int, PendingCo
     return pending
 
 
-def in_cohort_order(cohort: Cohort, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
+def in_cohort_order(ticket: int, clients: IntArray, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
     """Join reports that together name every client of a cohort once, in the order of the cohort."""
     (first, *others) = blocks
-    if not others and (first.clients is cohort.clients or np.array_equal(first.clients, cohort.clients)):
+    if not others and (first.clients is clients or np.array_equal(first.clients, clients)):
         return first
-    order = np.argsort(cohort.clients)
-    status = np.full(cohort.size, Status.MISSING, np.int8)
-    kept = np.zeros(cohort.size, np.bool_)
+    order, size = np.argsort(clients), len(clients)
+    status, kept = np.full(size, Status.MISSING, np.int8), np.zeros(size, np.bool_)
     metrics: dict[str, FloatArray] = {}
     for block in blocks:
-        at = order[np.searchsorted(cohort.clients, block.clients, sorter=order)]
+        at = order[np.searchsorted(clients, block.clients, sorter=order)]
         status[at] = block.status
         kept[at] = block.kept
         for name, column in block.metrics.items():
-            metrics.setdefault(name, np.full((cohort.size, *column.shape[1:]), np.nan))[at] = column
-    return ReplyBlock(
-        cohort.ticket,
-        max(block.at for block in blocks),
-        False,
-        cohort.clients,
-        freeze(status),
-        freeze(kept),
-        {name: freeze(column) for name, column in metrics.items()},
-    )
+            metrics.setdefault(name, np.full((size, *column.shape[1:]), np.nan))[at] = column
+    for column in metrics.values():
+        freeze(column)
+    return ReplyBlock(ticket, max(b.at for b in blocks), False, clients, freeze(status), freeze(kept), metrics)

@@ -17,7 +17,7 @@ import numpy as np
 from fedcohort.core import rng as streams
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError
-from fedcohort.core.protocol import Cohort, Status
+from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import Journal, events
 from fedcohort.journal.codec import pack
@@ -126,8 +126,7 @@ def referee_from(rules: Rules, journal: Journal) -> Referee:
             referee.ledger.count_cohort(row.round, row.clients)
         blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
         if row.told_at is not None and blocks:
-            cohort = Cohort(row.clients, round=row.round, ticket=row.ticket)
-            status = np.asarray(in_cohort_order(cohort, blocks).status)
+            status = np.asarray(in_cohort_order(row.ticket, row.clients, blocks).status)
             # Failures count once per cohort, also if its reports came in parts.
             # A client that had not replied when its cohort was abandoned has not failed.
             answered = status != Status.MISSING if row.ticket in abandoned else np.ones(len(status), np.bool_)

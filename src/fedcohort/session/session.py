@@ -36,7 +36,7 @@ from fedcohort.core.selector_spec import (
 from fedcohort.core.signals import Signal
 from fedcohort.core.validate import boolean, instance, integer, mapping, one_of, text
 from fedcohort.core.validate import path as check_path
-from fedcohort.journal import CohortRow, Journal, ReplyBlock, events, is_blank
+from fedcohort.journal import Journal, ReplyBlock, events, is_blank
 from fedcohort.journal.codec import state_fields
 from fedcohort.journal.database import Commit
 from fedcohort.journal.forgetting import Eraser, blocked_names, erase
@@ -559,26 +559,12 @@ class Session:
             cohort = self._referee.apply(cohort, eligibility, request.size, here.stream(streams.RULES))
         names = self.table.names_of(cohort.clients)
         cohort = dataclasses.replace(cohort, round=here.round, ticket=here.ticket, names=names)
-        now = time.time()
-        row = CohortRow(
-            ticket=cohort.ticket,
-            round=cohort.round,
-            asked_at=now,
-            told_at=None if cohort.size else now,  # without clients there is no report to wait for
-            wanted=None if request.size is None else int(request.size),
-            n_candidates=len(candidates),
-            clients=cohort.clients,
-            weights=cohort.weights,
-            work=cohort.work,
-            notes=cohort.notes,
-            stop=cohort.stop,
-        )
-        journal, n = self._journal, self.table.n
+        journal = self._journal
         with journal.event():
             # A replay needs this order: the answer is linked before the cohort that was chosen with it.
             if answer is not None:
                 journal.add_answer(cohort.ticket, answer.values)
-            journal.add_cohort(row, None if len(candidates) == n else candidates, n)  # None: all clients
+            journal.add_cohort(cohort, request.size, candidates, self.table.n)
             if scores is not None:
                 journal.add_scores(cohort.ticket, "", cohort.clients, pack_scores(scores), None)
             for name, pick in picks.items():
@@ -668,13 +654,19 @@ class Session:
             with self._journal.event():
                 self._journal.add_replies(late)
             return
-        whole = self._with_staleness(item, report)
+        # The session itself knows the staleness, so no host has to report it.
+        staleness = None
+        if self.asynchronous:
+            staleness = float(self.round - item.cohort.round)
+        elif Signal.STALENESS in self.selector.requires:
+            staleness = 0.0
         news = validation.check_report(
             self.selector,
             self.table,
             item.cohort,
             item.replies,
-            whole,
+            report,
+            staleness=staleness,
             by_keyword=by_keyword,
             chosen_by_it=item.cohort.ticket >= self._changed_at,
         )
@@ -686,19 +678,6 @@ class Session:
             self._add_replies([news])
         if len(news.clients):
             item.replies.append(news)
-
-    def _with_staleness(self, item: PendingCohort, report: RoundReport) -> RoundReport:
-        """Add the staleness, which the session itself knows, to a report if anybody may read it."""
-        here = self._next
-        if not (here.asynchronous or Signal.STALENESS in self.selector.requires):
-            return report
-        if not isinstance(report.metrics, Mapping):
-            return report  # check_report refuses it
-        models = here.round - item.cohort.round if here.asynchronous else 0
-        given = report.clients is item.cohort.clients  # as most hosts report, and then there is nothing to look up
-        clients = item.cohort.clients if given else self.table.indices(report.clients)
-        staleness = np.full(len(clients), float(models))
-        return dataclasses.replace(report, metrics={**report.metrics, Signal.STALENESS: staleness})
 
     def advance(self, tickets: Iterable[int] = (), *, host: Any = None) -> None:
         """Report a new global model of an asynchronous session.
@@ -747,12 +726,12 @@ class Session:
         cohort = item.cohort
         # Selectors learn from each client of a cohort exactly once, so silent ones count as missing.
         news = item.closing_replies(news)
-        replies = in_cohort_order(cohort, [*item.replies, *news])
+        replies = in_cohort_order(cohort.ticket, cohort.clients, [*item.replies, *news])
         primary = self._primary
         # Clients that an earlier selector chose were not asked for what this one reads.
         if cohort.ticket >= self._changed_at or primary.missing_signals(replies) is None:
-            primary = primary.learn(cohort, replies)
-        shadows, failed = self._shadows.learn(cohort, replies) if self._shadows.running else (self._shadows, {})
+            primary = primary.learn(cohort.round, replies)
+        shadows, failed = self._shadows.learn(cohort.round, replies) if self._shadows.running else (self._shadows, {})
         journal, following = self._journal, self._next
         with self._event(host):
             self._add_replies(news)

@@ -15,7 +15,7 @@ from fedcohort.core import rng as streams
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import SelectorError
-from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector, Slate
+from fedcohort.core.protocol import Answer, Losses, Query, Selector, Slate
 from fedcohort.core.selector_spec import describe
 from fedcohort.core.signals import Signal
 from fedcohort.journal import ReplyBlock
@@ -103,12 +103,12 @@ class Shadows:
                 failed[name] = failure_note(error)
         return Shadows(running, self.blind), failed
 
-    def learn(self, cohort: Cohort, replies: ReplyBlock) -> tuple[Shadows, dict[str, str]]:
+    def learn(self, round_: int, replies: ReplyBlock) -> tuple[Shadows, dict[str, str]]:
         """Return the shadows after a complete round, and by name why others failed."""
         unreported = {name: shadow.missing_signals(replies) for name, shadow in self.running.items()}
         # A shadow that lacks a signal is not dropped, because the next round may have it.
         blind = {name: why for name, why in unreported.items() if why is not None}
-        after, failed = self.try_each(lambda shadow: shadow if shadow.name in blind else shadow.learn(cohort, replies))
+        after, failed = self.try_each(lambda shadow: shadow if shadow.name in blind else shadow.learn(round_, replies))
         return Shadows(after.running, blind), failed
 
     def choose(self, turn: NextCohort, slate: Slate, answer: Answer | None) -> dict[str, ShadowPick]:

@@ -78,10 +78,9 @@ class StatefulSelector:
             blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
             if row.told_at is None or not blocks:
                 continue
-            cohort = Cohort(row.clients, weights=row.weights, work=row.work, round=row.round, ticket=row.ticket)
-            replies = in_cohort_order(cohort, blocks)
+            replies = in_cohort_order(row.ticket, row.clients, blocks)
             if self.missing_signals(replies) is None:
-                self = self.learn(cohort, replies)
+                self = self.learn(row.round, replies)
         return self
 
     def with_state(self, state: Any) -> StatefulSelector:
@@ -139,21 +138,21 @@ class StatefulSelector:
             return f"lacked its signals: no client reported {', '.join(lacking)}"
         return None
 
-    def learn(self, cohort: Cohort, replies: ReplyBlock) -> StatefulSelector:
-        """Return the selector after a complete round."""
+    def learn(self, round_: int, replies: ReplyBlock) -> StatefulSelector:
+        """Return the selector after a complete round; ``replies`` has each client of the cohort, in order."""
         requires, status = self.selector.requires, replies.status
         metrics: dict[Signal, FloatArray] = {}
-        ok = status == Status.OK
+        ok, size = status == Status.OK, len(replies.clients)
         for signal in [signal for signal in requires if signal.reported]:
             column = replies.metrics.get(signal.name)
             if column is None:  # the number of classes is not known here, but there is at least one
-                column = np.full(cohort.size if signal.width is None else (cohort.size, signal.numbers(1)), np.nan)
+                column = np.full(size if signal.width is None else (size, signal.numbers(1)), np.nan)
             # A client whose reply lacks a number, for example because it was forgotten since, counts as invalid.
-            elif (invalid := ok & ~np.isfinite(column.reshape(cohort.size, -1)).all(axis=1)).any():
+            elif (invalid := ok & ~np.isfinite(column.reshape(size, -1)).all(axis=1)).any():
                 status = freeze(np.where(invalid, np.int8(Status.INVALID), status))
             metrics[signal] = freeze(np.where(ok if column.ndim == 1 else ok[:, None], column, np.nan))
-        outcome = Outcome(cohort.round, cohort.clients, status, self.granted, replies.kept, metrics, requires)
-        state = _call(self.selector, cohort.round, lambda: self.selector.update(self.state, outcome))
+        outcome = Outcome(round_, replies.clients, status, self.granted, replies.kept, metrics, requires)
+        state = _call(self.selector, round_, lambda: self.selector.update(self.state, outcome))
         return self.with_state(freeze_state(state, self.granted.n))
 
     def grow(self, table: ClientTable, seed: int) -> StatefulSelector:

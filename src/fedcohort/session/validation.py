@@ -370,13 +370,15 @@ def check_report(
     earlier: Sequence[ReplyBlock],
     report: RoundReport,
     *,
+    staleness: float | None = None,
     by_keyword: bool = False,
     chosen_by_it: bool = True,
 ) -> ReplyBlock:
     """Check a report and return it as columns.
 
     ``earlier`` are the partial reports on the same cohort. Hints speak of keywords if the caller used them. Clients
-    that another selector chose may not have been asked for what this one requires.
+    that another selector chose may not have been asked for what this one requires. ``staleness`` is what the session
+    knows itself, if anybody may read it.
     """
     boolean(report.complete, "A report's 'complete'")
     # Identity and not equality, because comparing a large cohort would be most of the work of a report.
@@ -413,6 +415,8 @@ def check_report(
     columns: dict[str, FloatArray] = {}
     for name, values in report.metrics.items():
         signal = Signal.by_name(name)
+        if signal == Signal.STALENESS and staleness is not None:
+            continue  # a host need not know it
         if not signal.reported:
             raise InputError(f"The signal '{signal}' is not reported after a round; it is known {signal.known.value}.")
         column = _column(signal, values, count, earlier)
@@ -424,6 +428,8 @@ def check_report(
             column[invalid] = np.nan
             status[(status == Status.OK) & invalid] = Status.INVALID
         columns[signal.name] = freeze(column)
+    if staleness is not None:
+        columns[Signal.STALENESS.name] = freeze(np.full(count, staleness))
     ok = status == Status.OK
     if ok.any() and chosen_by_it:  # if all clients failed, there is nothing to measure
         for signal in sorted(s for s in selector.requires if s.is_metric):

@@ -180,7 +180,7 @@ class Ours:
     def learn(self, round_: int, clients: Sequence[int], after: StatefulSelector) -> None:
         """Learn what ``clients`` report, whoever chose them; ``after`` is the selector after a choice of its own."""
         cohort = Cohort(np.asarray(clients, np.int64), round=round_, ticket=round_)
-        self.now = after.learn(cohort, self.world.replies(cohort))
+        self.now = after.learn(round_, self.world.replies(cohort))
 
 
 def _scores(cohort: Cohort) -> dict[int, float] | None:
