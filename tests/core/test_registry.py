@@ -110,7 +110,7 @@ def test_another_thread_waits_for_the_import(package):
 
 def test_a_name_of_the_package_cannot_be_registered_again(package):
     _, tools = package(__init__=INIT, saw=SAW, hammer=HAMMER)
-    with pytest.raises(ParameterError, match=r"tool name 'saw' is taken by .*\.Saw"):
+    with pytest.raises(ParameterError, match=r"'saw' .*\.Saw"):
         tools.register("saw")(type("Mine", (), {}))
     tools.register("plane")(type("Plane", (), {}))
     assert tools.names() == ["hammer", "plane", "saw"]

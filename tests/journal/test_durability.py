@@ -201,7 +201,7 @@ def test_the_file_alone_of_a_journal_in_use_is_refused(tmp_path):
     alone.parent.mkdir()
     shutil.copy(path, alone)
     for opened in (Session.open, read_journal, lambda p: explain(p, 0), read_journal):
-        with pytest.raises(JournalError, match=r"companion j.sqlite-wal, .* is missing") as caught:
+        with pytest.raises(JournalError, match=r"j\.sqlite-wal.* missing") as caught:
             opened(alone)
         assert "journal copy" in caught.value.hint and "journal recover" in caught.value.hint
     assert not examine(alone).valid
@@ -230,7 +230,7 @@ def test_commits_that_are_gone_are_missed(tmp_path, left):
             data[: len(data) // 2] if left == "half" else data[:100_000] + bytes([data[100_000] ^ 1]) + data[100_001:]
         )
     for opened in (Session.open, read_journal):
-        with pytest.raises(JournalError, match=r"lacks its newest \d+ of 13 events"):
+        with pytest.raises(JournalError, match=r"newest \d+ of 13\b"):
             opened(path)
     done = CliRunner().invoke(app, ["journal", "recover", str(path)])
     assert done.exit_code == 0 and re.search(r"round \d+", done.output)
@@ -271,7 +271,7 @@ def test_the_file_itself_is_brought_up_to_date_regularly(tmp_path, monkeypatch):
 def test_a_companion_without_its_journal_is_not_overwritten(tmp_path):
     path = killed(tmp_path / "j.sqlite")
     path.rename(tmp_path / "moved.sqlite")
-    with pytest.raises(JournalError, match=r"its companion j\.sqlite-wal"):
+    with pytest.raises(JournalError, match=r"j\.sqlite-wal"):
         played(path)
 
 

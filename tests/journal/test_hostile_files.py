@@ -72,7 +72,7 @@ def test_a_small_journal_does_not_take_the_memory(tmp_path: Path, fact: str, dat
 
 def test_lists_of_candidates_and_of_the_excluded_have_the_length_of_the_federation(tmp_path: Path) -> None:
     path = forge(played(tmp_path / "j"), ("UPDATE candidates SET data = ? WHERE ticket = 1", (bomb(64 << 20),)))
-    with closing(read_journal(path)) as journal, pytest.raises(JournalError, match="candidates of ticket 1 takes more"):
+    with closing(read_journal(path)) as journal, pytest.raises(JournalError, match="ticket 1"):
         journal.candidates(1, 4)
 
 
@@ -138,7 +138,7 @@ def test_a_million_clients_are_no_bomb(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"x", zlib.compress(b"abc")[:-3]])
 def test_what_was_cut_off_is_named(data: bytes) -> None:
-    with pytest.raises(JournalError, match="A list cannot be unpacked"):
+    with pytest.raises(JournalError, match="unpacked"):
         decompress(data, 100, "A list")
     assert decompress(compress(b"abc"), 3, "A list") == b"abc"
 

@@ -372,7 +372,7 @@ def test_a_forgotten_client_that_is_blocked_does_not_return(tmp_path: Path, audi
         session.forget("benjamin", block=True)
         session.forget("cem")
     with Session.open(path) as session:
-        with pytest.raises(InputError, match="'benjamin' was forgotten and is blocked"):
+        with pytest.raises(InputError, match=r"'benjamin' .*blocked"):
             session.join(ClientTable(names=["benjamin"]))
         session.set_attributes({"benjamin": {"city": "Ulm on the Danube"}, "anna": {"city": "Bonn"}})
         session.join(ClientTable(names=["cem"]))
@@ -385,7 +385,7 @@ def test_a_forgotten_client_that_is_blocked_does_not_return(tmp_path: Path, audi
     assert "benjamin" not in text.replace("forgotten-1", "") and "Ulm on the Danube" not in text
     command = CliRunner().invoke(app, ["journal", "forget", str(path), "cem", "--block"])
     assert command.exit_code == 0
-    with Session.open(path) as session, pytest.raises(InputError, match="'cem' was forgotten"):
+    with Session.open(path) as session, pytest.raises(InputError, match="'cem'"):
         session.join(ClientTable(names=["cem"]))
 
 

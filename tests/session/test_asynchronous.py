@@ -111,7 +111,7 @@ def test_nonsense_is_refused(tmp_path):
         session.add_shadow("oort", "oort")
     assert session.round == 0
     session.close()
-    with pytest.raises(JournalError, match="it is asynchronous, but asynchronous=False"):
+    with pytest.raises(JournalError, match="asynchronous=False"):
         Session.open_or_create(tmp_path / "a.sqlite", "uniform", 5)
     Session.open_or_create(tmp_path / "a.sqlite", "uniform", 5, asynchronous=True).close()
 

@@ -84,11 +84,11 @@ def test_a_session_with_a_custom_signal_continues_from_its_journal(tmp_path):
 
 
 def test_a_missing_signal_is_named():
-    with pytest.raises(SignalError, match="'battery-drain' \\(percent of the battery"):
+    with pytest.raises(SignalError, match="'battery-drain'"):
         Session(Gentle(), 6, signals=["loss"])
     session = Session(Gentle(), 6)
     cohort = session.ask(2)
-    with pytest.raises(SignalError, match="lacks the signal 'battery-drain'"):
+    with pytest.raises(SignalError, match="'battery-drain'"):
         session.tell(cohort, mood=np.ones((2, 2)))
     with pytest.raises(InputError, match="'battery-drian'") as caught:
         session.tell(cohort, battery_drian=[1, 2], mood=np.ones((2, 2)))

@@ -358,7 +358,7 @@ def test_conditions(text: str, attributes: dict[str, Any], meets: bool) -> None:
 def test_rules_that_contradict_themselves_are_refused() -> None:
     with pytest.raises(ParameterError):
         Rules(blocked=("a",), pinned=("a",))
-    with pytest.raises(ParameterError, match="need 'window'"):
+    with pytest.raises(ParameterError, match="'window'"):
         Rules(max_in_window=2)
     with pytest.raises(ParameterError):
         Rules(budget={"bytes": 3})
@@ -381,7 +381,7 @@ def test_budgets_differ_from_client_to_client(tmp_path: Path) -> None:
         assert str(session.explain(5, "ben")).count("took part 4 times") == 1
     assert prove_participation(tmp_path / "j").holds
     assert Rules(**rules.to_dict()) == rules
-    with pytest.raises(ParameterError, match="'cost' parameter of Rules must name the kinds"):
+    with pytest.raises(ParameterError, match="'cost'"):
         Rules(budgets={"anna": {"epsilon": 3}})
 
 
