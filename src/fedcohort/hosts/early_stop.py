@@ -56,11 +56,10 @@ class Watch:
         self._warned = False
 
     def reason(self) -> str | None:
-        """Return why the run ends now, or None."""
+        """Return why the run ends now, given what is committed, or None."""
         rule, session = self._rule, self._session
         if rule is None:
             return None
-        session.commit()
         recorded = session.journal.metrics(since=self._seen + 1)
         sign = -1.0 if rule.minimise else 1.0
         for model, numbers in recorded.items():

@@ -213,7 +213,11 @@ class Player:
 
     def _stops_early(self) -> str | None:
         """Return why the run ends before its last round, or None."""
-        return self.host.stop() or self.watch.reason()
+        stop = self.host.stop()
+        if stop is None and self.policy.early_stop is not None:
+            self.session.commit()  # numbers that the host has recorded since the last round
+            stop = self.watch.reason()
+        return stop
 
     def _look(self) -> IntArray:
         """Update who is online and carry out the operator's orders; return the clients that are busy."""

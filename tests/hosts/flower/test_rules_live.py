@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import (
 
 from fedcohort.audit.participation import prove_participation
 from fedcohort.core.errors import ParameterError
+from fedcohort.hosts import EarlyStop
 from fedcohort.hosts.flower import (
     Facts,
     FederationTimeoutError,
@@ -61,11 +62,12 @@ def test_rules_that_admit_nobody_end_the_wait_with_their_reason(fleet: Any, kit:
         strategy.start(fleet.grid, kit.model(), num_rounds=1)
 
 
+@pytest.mark.parametrize("early_stop", [None, EarlyStop("value", models=50)])
 def test_rules_that_cannot_be_kept_are_refused_before_anything_is_recorded(
-    empty_fleet: Any, kit: Any, tmp_path: Path
+    early_stop: EarlyStop | None, empty_fleet: Any, kit: Any, tmp_path: Path
 ) -> None:
     empty_fleet.fill(8)
-    settings = {"cohort_size": 3, "journal": tmp_path / "j"}
+    settings = {"cohort_size": 3, "journal": tmp_path / "j", "early_stop": early_stop}
     impossible = r"any 5 rounds in a row need 3 x 5 = 15 different clients.* 8 clients"
     with pytest.raises(ParameterError, match=impossible):
         empty_fleet.strategy("uniform", FedAvg(), rules=Rules(min_separation=5), **settings).start(
