@@ -51,7 +51,8 @@ from parts import Site, Zeros
 if __name__ == "__main__":
     job = FedJob("killed", min_clients=1)
     job.set_app_packages(["fedcohort"])
-    job.to_server(CohortController("uniform", num_rounds=3, wait_for=3, deadline=15.0, journal=sys.argv[1]))
+    policy = {"wait_for": 3, "deadline": 15.0}
+    job.to_server(CohortController("uniform", num_rounds=3, policy=policy, journal=sys.argv[1]))
     job.to_server(Zeros(), id="persistor")
     job.to_clients(CohortExecutor(Site()), tasks=["*"])
     SimEnv(num_clients=4, workspace_root=sys.argv[2]).deploy(job)

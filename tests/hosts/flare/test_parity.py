@@ -150,7 +150,7 @@ if __name__ == "__main__":
         params = json.loads(sys.argv[4]).get(label, {})
         name = params.pop("name", label)
         controller = CohortController(
-            name, params, num_rounds=rounds, cohort_size=3, seed=7, wait_for=10, deadline=120.0,
+            name, params, num_rounds=rounds, seed=7, policy={"size": 3, "wait_for": 10, "deadline": 120.0},
             journal=f"{folder}/{label}.sqlite",
         )
         job.to_server(controller, id=label)
