@@ -230,8 +230,8 @@ def test_skewness_falls_with_beta_as_dirichlet_does():
 def test_skewness_draws_with_replacement():
     federation = preset("fedacs-low").build(CIFAR, 10, 0)
     assert len(np.unique(federation.indices)) < len(federation.indices) == 400_000
-    one_class = federation.client(int(federation.traits["beta"].argmin()))
-    assert len(np.unique(one_class.indices)) < 2000
+    one_class = federation.indices[federation.owner == federation.traits["beta"].argmin()]
+    assert len(np.unique(one_class)) < 2000
 
 
 def test_skewness_odd_number_and_bad_layers():

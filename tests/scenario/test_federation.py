@@ -21,18 +21,9 @@ def small():
     )
 
 
-def test_client_views_and_split():
-    federation = small()
-    first = federation.client(0)
-    assert len(federation) == 3 and len(first) == 3
-    assert first.train.tolist() == [4, 0] and first.held_out.tolist() == [2]
-    assert first.labels.tolist() == [2, 0, 0] and first.true_labels.tolist() == [2, 0, 1]
-    assert len(federation.client(1)) == 0
-    assert np.shares_memory(first.indices, federation.indices)
-
-
 def test_sizes_and_counts():
     federation = small()
+    assert len(federation) == 3
     assert federation.sizes.tolist() == [3, 0, 2]
     assert federation.train_sizes.tolist() == [2, 0, 1]
     assert federation.is_validation().tolist() == [False, False, True, False, True]

@@ -11,7 +11,7 @@ from fedcohort.core.errors import InputError, ParameterError, ScenarioError
 from fedcohort.core.params import parameters
 from fedcohort.scenario import PARTITIONS, Scenario
 from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
-from fedcohort.scenario.partition import Pool, deal, dirichlet, round_to_total
+from fedcohort.scenario.partition import Pool, dirichlet, round_to_total
 from fedcohort.scenario.predefined import Custom, Natural
 
 FMNIST = np.repeat(np.arange(10), 6000)  # the label counts of Fashion-MNIST
@@ -125,13 +125,13 @@ def test_dirichlet_moments_and_extremes():
 def test_deal_gives_exactly_the_counts_and_names_the_scarce_class():
     pool = Pool.of([0] * 5 + [1] * 3)
     counts = np.array([[2, 0], [3, 1], [0, 2]])
-    part = deal(pool, counts, np.random.default_rng(0), partition="test")
+    part = Iid().deal(pool, counts, np.random.default_rng(0))
     owners = np.repeat(np.arange(3), np.diff(part.offsets))
     assert np.array_equal(
         np.array([[((owners == k) & (pool.labels[part.places] == c)).sum() for c in (0, 1)] for k in range(3)]), counts
     )
     with pytest.raises(ScenarioError, match=r"4 samples of class 1\b.* 3\."):
-        deal(pool, np.array([[0, 4]]), np.random.default_rng(0), partition="test")
+        Iid().deal(pool, np.array([[0, 4]]), np.random.default_rng(0))
 
 
 def test_samples_are_shuffled_within_a_client():
@@ -321,11 +321,11 @@ def test_writers_keep_their_own_samples():
     federation = Scenario(partition=Natural()).build(labels, 5, 1, writers=writers, writer_names=names)
     assert federation.names == names
     for k in range(12):
-        assert sorted(federation.client(k).indices) == np.flatnonzero(writers == k).tolist()
+        assert sorted(federation.indices[federation.owner == k]) == np.flatnonzero(writers == k).tolist()
     fewer = Scenario(partition=Natural(clients=3, least=30)).build(labels, 5, 1, writers=writers, writer_names=names)
     assert len(fewer) == 3 and (fewer.sizes >= 30).all()
     assert all(
-        sorted(fewer.client(k).indices) == np.flatnonzero(writers == fewer.traits["writer"][k]).tolist()
+        sorted(fewer.indices[fewer.owner == k]) == np.flatnonzero(writers == fewer.traits["writer"][k]).tolist()
         for k in range(3)
     )
 
@@ -340,7 +340,7 @@ def test_impossible_writers():
 def test_custom_lists():
     federation = build(Custom.of([np.array([3, 1]), [], [1]]), np.array([0, 1, 0, 1]))
     assert federation.sizes.tolist() == [2, 0, 1]
-    assert set(federation.client(0).indices.tolist()) == {1, 3}
+    assert set(federation.indices[federation.owner == 0].tolist()) == {1, 3}
     with pytest.raises(ScenarioError, match=r"client 1 .*9"):
         build(Custom(parts=((0,), (9,))), np.array([0, 1]))
     with pytest.raises(ParameterError, match="'parts'"):

@@ -19,12 +19,12 @@ class PlainClient:
     def __init__(self, prepared, client, key=None):
         dataset = next(iter(prepared.datasets.values()))
         federation = prepared.federations[key or next(iter(prepared.federations))]
-        part = federation.client(client)
-        train = len(part) - part.validation
-        self.x = torch.as_tensor(dataset.x_train[part.indices[:train]])
-        self.y = torch.as_tensor(part.labels[:train].astype(np.int64))
-        self.x_validation = torch.as_tensor(dataset.x_train[part.indices[train:]])
-        self.y_validation = torch.as_tensor(part.labels[train:].astype(np.int64))
+        own = federation.owner == client
+        indices, labels = federation.indices[own], federation.labels[own].astype(np.int64)
+        train = len(indices) - int(federation.validation[client])
+        self.x, self.y = torch.as_tensor(dataset.x_train[indices[:train]]), torch.as_tensor(labels[:train])
+        self.x_validation = torch.as_tensor(dataset.x_train[indices[train:]])
+        self.y_validation = torch.as_tensor(labels[train:])
         self.classes, self.shape = dataset.classes, dataset.shape
         self.client = client
 

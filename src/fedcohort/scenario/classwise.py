@@ -19,7 +19,7 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import ScenarioError
 from fedcohort.core.params import Boolean, Interval, Optional, param
 from fedcohort.scenario.counter_rng import log_normals
-from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool, deal, equal_size
+from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
 
 _CLIENTS = Interval(int, 1, None)
 _SAMPLES = Optional(Interval(int, 1, None))
@@ -48,7 +48,7 @@ class Iid(Partition):
             size = self.samples or max(1, len(pool) // self.clients)
             places = rng.integers(0, len(pool), self.clients * size)
             return Assignment(places, np.arange(self.clients + 1, dtype=np.int64) * size)
-        size = equal_size(self.name, pool, self.clients, self.samples)
+        size = self.equal_size(pool, self.clients, self.samples)
         sizes = np.full(self.clients, size, dtype=np.int64)
         if self.samples is None:  # the remainder, one sample each
             sizes[: len(pool) - size * self.clients] += 1
@@ -144,9 +144,9 @@ class ClassesPerClient(Partition):
         holders = member.sum(axis=0)
         # Quantities are equal, so the scarcest class decides for all.
         most = int((pool.counts[holders > 0] // holders[holders > 0]).min())
-        counts = _equal_quantity(self.name, member, self.per_client, self.samples, most)
+        counts = _equal_quantity(self, member, self.per_client, self.samples, most)
         traits = {"first_class": member.argmax(axis=1)}
-        return deal(pool, counts, rng, partition=self.name, traits=traits)
+        return self.deal(pool, counts, rng, traits=traits)
 
 
 def _deal_classes(clients: int, each: int, classes: int, rng: np.random.Generator) -> IntArray:
@@ -167,20 +167,21 @@ def _deal_classes(clients: int, each: int, classes: int, rng: np.random.Generato
     return rng.permutation(dealt)
 
 
-def _equal_quantity(partition: str, member: BoolArray, each: int, samples: int | None, most: int) -> IntArray:
+def _equal_quantity(partition: Partition, member: BoolArray, each: int, samples: int | None, most: int) -> IntArray:
     """Return counts (N, classes): the same quantity of each of a client's classes."""
     quantity = most
     if samples is not None:
         if samples % each:
             raise ScenarioError(
-                f"The partition {partition!r} cannot divide {samples} samples per client evenly among {each} classes.",
+                f"The partition {partition.name!r} cannot divide {samples} samples per client evenly among {each} "
+                "classes.",
                 hint=f"use a multiple of {each}",
             )
         quantity = samples // each
     if quantity > most or quantity == 0:
         raise ScenarioError(
-            f"The partition {partition!r} needs {quantity or 1:,} samples of each class for each of its holders, but "
-            f"the scarcest class has only {most:,} for each.",
+            f"The partition {partition.name!r} needs {quantity or 1:,} samples of each class for each of its holders, "
+            f"but the scarcest class has only {most:,} for each.",
             hint=f"at most {most * each:,} samples per client fit" if most else "use fewer clients",
         )
     counts: IntArray = member.astype(np.int64) * quantity
@@ -227,11 +228,12 @@ class Imbalanced(Partition):
                     hint=f"out_of must be at least {int(holders.max()) * pool.classes}",
                 )
             most = int((pool.counts // each).min())
+        # In random order: the number of a client must not tell its class.
         first = rng.permutation(np.repeat(np.arange(pool.classes), holders))
         member = np.zeros((self.clients, pool.classes), dtype=bool)
         member[np.arange(self.clients), first] = True
-        counts = _equal_quantity(self.name, member, 1, self.samples, most)
-        return deal(pool, counts, rng, partition=self.name, traits={"first_class": first})
+        counts = _equal_quantity(self, member, 1, self.samples, most)
+        return self.deal(pool, counts, rng, traits={"first_class": first})
 
 
 def imbalanced_holders(partition: str, clients: int, classes: int, ratio: int, frequent: int | None) -> IntArray:
@@ -293,11 +295,10 @@ class DominantClass(Partition):
         # Cycle through the classes in random order, so that each one dominates in equally many clients, to within one.
         dominant[chosen] = rng.permutation(pool.classes)[np.arange(skewed) % pool.classes]
         shares = log_normals(self.spread, rng.random(self.clients)) if self.spread else np.ones(self.clients)
-        return deal(
+        return self.deal(
             pool,
             self._fit(pool, dominant, shares),
             rng,
-            partition=self.name,
             replacement=self.replacement,
             traits={"dominant_class": dominant},
             hint="fewer clients or fewer samples per client fit, or replacement = true",
@@ -312,7 +313,7 @@ class DominantClass(Partition):
             return bool((self._counts(size, dominant, shares, pool.counts).sum(axis=0) <= pool.counts).all())
 
         # By bisection, because whether a size fits is seen only when remainders are dealt as well.
-        size = _largest(0, equal_size(self.name, pool, self.clients, None), fits)
+        size = _largest(0, self.equal_size(pool, self.clients, None), fits)
         if size == 0:
             raise ScenarioError(
                 f"The partition 'dominant-class' cannot give {self.clients:,} clients one sample each: class "

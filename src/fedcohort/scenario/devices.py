@@ -249,6 +249,7 @@ class DrawnDevices(Devices):
 
     def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Attendance:
         """Return for which clients all states hold."""
+        # A client is on until the first state ends, and off until the last of the missing ones may begin.
         on, ends, begins = np.ones(len(clients), np.bool_), np.full(len(clients), np.inf), np.zeros(len(clients))
         for name, sessions in self._sessions.items():
             holds, until = sessions.at(clients, name, seed=seed, time=time)

@@ -27,9 +27,7 @@ from fedcohort.scenario.partition import (
     Assignment,
     Partition,
     Pool,
-    deal,
     dirichlet,
-    equal_size,
     round_to_total,
 )
 from fedcohort.scenario.quadratic import quadratic_sizes
@@ -60,6 +58,7 @@ class ClientHeterogeneity(Partition):
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Draw the shares of each class and round them to whole samples."""
+        # No draw could be enough.
         if self.least * self.clients > len(pool):
             raise ScenarioError(
                 f"The partition 'client-heterogeneity' needs {self.clients:,} clients x at least {self.least:,} "
@@ -74,9 +73,7 @@ class ClientHeterogeneity(Partition):
             # For the error: how close the best draw came.
             smallest = max(smallest, int(counts.sum(axis=1).min()))
             if smallest >= self.least:
-                return deal(
-                    pool, counts, rng, partition=self.name, remarks=_redraw_remark(attempt, "left a client too small")
-                )
+                return self.deal(pool, counts, rng, remarks=_redraw_remark(attempt, "left a client too small"))
         raise ScenarioError(
             f"The partition 'client-heterogeneity' with alpha {self.alpha:g} left the smallest of {self.clients:,} "
             f"clients with at most {smallest:,} samples in {self.redraws + 1:,} draws; {self.least:,} are needed.",
@@ -133,9 +130,9 @@ class ClassHeterogeneity(Partition):
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Draw a class distribution per client, then its samples."""
-        size = equal_size(self.name, pool, self.clients, self.samples)
+        size = self.equal_size(pool, self.clients, self.samples)
         shares = dirichlet(rng, np.full((self.clients, pool.classes), self.alpha))
-        return deal(pool, _sequential_counts(pool, shares, size, rng), rng, partition=self.name)
+        return self.deal(pool, _sequential_counts(pool, shares, size, rng), rng)
 
 
 @PARTITIONS.register("mixed-heterogeneity")
@@ -162,12 +159,12 @@ class MixedHeterogeneity(Partition):
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Draw each client's group and class distribution, then the samples."""
-        size = equal_size(self.name, pool, self.clients, self.samples)
+        size = self.equal_size(pool, self.clients, self.samples)
         # np.resize repeats the list, so each concentration goes to equally many clients, to within one.
         alpha = rng.permutation(np.resize(np.asarray(self.alphas, np.float64), self.clients))
         shares = dirichlet(rng, np.repeat(alpha[:, None], pool.classes, axis=1))
         counts = _sequential_counts(pool, shares, size, rng)
-        return deal(pool, counts, rng, partition=self.name, traits={"alpha": alpha})
+        return self.deal(pool, counts, rng, traits={"alpha": alpha})
 
 
 @PARTITIONS.register("dirichlet")
@@ -195,11 +192,11 @@ class DirichletLabels(Partition):
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Draw a class distribution per client, then its samples."""
-        size = equal_size(self.name, pool, self.clients, self.samples)
+        size = self.equal_size(pool, self.clients, self.samples)
         # Hsu's alpha is the sum over classes, Dirichlet's own parameter is for each of them.
         prior = pool.counts / len(pool)
         shares = dirichlet(rng, np.tile(self.alpha * prior, (self.clients, 1)))
-        return deal(pool, _sequential_counts(pool, shares, size, rng), rng, partition=self.name)
+        return self.deal(pool, _sequential_counts(pool, shares, size, rng), rng)
 
 
 @PARTITIONS.register("dirichlet-qp")
@@ -236,11 +233,10 @@ class DirichletQp(Partition):
             sizes = quadratic_sizes(shares.T, pool.counts.astype(np.float64), self.least)
             if sizes is None:  # these mixtures cannot add up to the pool's classes, whatever the sizes
                 continue
-            return deal(
+            return self.deal(
                 pool,
                 _whole_samples(shares * sizes[:, None], pool.counts),
                 rng,
-                partition=self.name,
                 traits={"exact_size": sizes},
                 remarks=_redraw_remark(attempt, "had no solution of the quadratic programme"),
             )
@@ -305,4 +301,4 @@ class Skewness(Partition):
         present = pool.counts > 0
         shares = dirichlet(rng, beta[:, None] * present[None, :])
         counts = rng.multinomial(self.samples, shares)
-        return deal(pool, counts, rng, partition=self.name, replacement=True, traits={"beta": beta})
+        return self.deal(pool, counts, rng, replacement=True, traits={"beta": beta})

@@ -19,29 +19,6 @@ Int32Array = npt.NDArray[np.int32]
 Part = Literal["train", "validation", "all"]
 
 
-@dataclass(frozen=True)
-class _ClientSamples:
-    """The samples of one client; views into the federation's arrays, the validation samples last."""
-
-    indices: Int32Array  # (n_k,) positions in the training set
-    labels: Int32Array  # (n_k,) as the client sees them
-    true_labels: Int32Array  # (n_k,)
-    validation: int  # how many samples, the last ones, are for validation
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    @property
-    def train(self) -> Int32Array:
-        """Positions of the samples that the client trains on."""
-        return self.indices[: len(self.indices) - self.validation]
-
-    @property
-    def held_out(self) -> Int32Array:
-        """Positions of the client's own validation samples."""
-        return self.indices[len(self.indices) - self.validation :]
-
-
 @dataclass(frozen=True, eq=False)
 class Federation:
     """Clients as slices of one index array, client after client.
@@ -85,7 +62,7 @@ class Federation:
     >>> federation.label_counts()
     array([[2, 1],
            [0, 2]])
-    >>> federation.client(1).indices
+    >>> federation.indices[federation.owner == 1]
     array([3, 4], dtype=int32)
     """
 
@@ -171,11 +148,6 @@ class Federation:
         # Compared with the mean class and not the largest, so that a balanced federation has no rare class.
         rare = total < 0.75 * total.mean()
         return freeze(3 * counts[:, rare].sum(axis=1) >= np.maximum(counts.sum(axis=1), 1))
-
-    def client(self, k: int) -> _ClientSamples:
-        """Return the samples of client ``k`` as views."""
-        part = slice(int(self.offsets[k]), int(self.offsets[k + 1]))
-        return _ClientSamples(self.indices[part], self.labels[part], self.true_labels[part], int(self.validation[k]))
 
     def is_validation(self) -> BoolArray:
         """Return which entries of ``indices`` are for local validation (total,)."""

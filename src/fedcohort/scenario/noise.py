@@ -129,6 +129,7 @@ class LabelNoise(Parameterized):
             # They share one permutation, so these clients agree with each other.
             permuted = np.isin(owner, rng.permutation(len(sizes))[:count])
             noisy[permuted] = rng.permutation(classes)[noisy[permuted]]
+        # A label that is changed by both kinds of noise may be right again.
         exact = np.bincount(owner[noisy != labels], minlength=len(sizes)) / np.maximum(sizes, 1)
         return noisy, exact, drawn
 

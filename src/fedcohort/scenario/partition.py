@@ -1,7 +1,7 @@
 """The base class of partitions, which divide a training set among clients, their registry and shared functions.
 
-Nearly every partition is a matrix of integers: how many samples of each class each client gets. :func:`deal` turns such
-a matrix into samples. The partitions are in ``classwise``, ``dirichlet``, ``unequal`` and ``predefined``.
+Nearly every partition is a matrix of integers: how many samples of each class each client gets. :meth:`Partition.deal`
+turns such a matrix into samples. The partitions are in ``classwise``, ``dirichlet``, ``unequal`` and ``predefined``.
 """
 
 from __future__ import annotations
@@ -136,67 +136,83 @@ class Partition(NamedPart):
         """
         raise NotImplementedError(type(self).__name__)
 
+    def deal(
+        self,
+        pool: Pool,
+        counts: IntArray,
+        rng: np.random.Generator,
+        *,
+        replacement: bool = False,
+        traits: Mapping[str, AnyArray] | None = None,
+        remarks: tuple[str, ...] = (),
+        hint: str = "fewer clients or fewer samples per client fit",
+    ) -> Assignment:
+        """Give each client ``counts`` random samples of each class.
 
-def deal(
-    pool: Pool,
-    counts: IntArray,
-    rng: np.random.Generator,
-    *,
-    partition: str,
-    replacement: bool = False,
-    traits: Mapping[str, AnyArray] | None = None,
-    remarks: tuple[str, ...] = (),
-    hint: str = "fewer clients or fewer samples per client fit",
-) -> Assignment:
-    """Give each client ``counts`` random samples of each class.
+        Parameters
+        ----------
+        pool : Pool
+            The samples to assign.
+        counts : (N, classes) int
+            How many samples of each class each client gets.
+        rng : Generator
+            The source of all random numbers.
+        replacement : bool
+            Draw every sample independently; otherwise no sample is used twice.
+        traits, remarks
+            For the assignment.
+        hint : str
+            The hint of the error if a class has too few samples.
+        """
+        clients, classes = counts.shape
+        wanted = counts.sum(axis=0)
+        have = pool.counts
+        # With replacement, one sample of a class is enough for any number of draws.
+        short = (wanted > 0) & (have == 0) if replacement else wanted > have
+        if short.any():
+            worst = int(np.argmax(wanted - have))
+            raise ScenarioError(
+                f"The partition {self.name!r} wants {int(wanted[worst]):,} samples of class {worst}, but the training "
+                f"set has {int(have[worst]):,}.",
+                hint=hint,
+            )
+        # Class by class, so that each class needs one permutation and not one for each client.
+        by_class = np.argsort(pool.labels, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(have)])
+        chosen, owners = [], []
+        client = np.arange(clients, dtype=np.int64)
+        for c in range(classes):
+            if wanted[c] == 0:
+                continue
+            members = by_class[starts[c] : starts[c + 1]]
+            if replacement:
+                chosen.append(members[rng.integers(0, len(members), int(wanted[c]))])
+            else:
+                chosen.append(rng.permutation(members)[: wanted[c]])
+            owners.append(np.repeat(client, counts[:, c]))
+        owner = np.concatenate(owners) if owners else np.zeros(0, np.int64)
+        places = (np.concatenate(chosen) if chosen else np.zeros(0, np.int64))[np.argsort(owner, kind="stable")]
+        offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=1))]).astype(np.int64)
+        return Assignment(places, offsets, traits or {}, remarks)
 
-    Parameters
-    ----------
-    pool : Pool
-        The samples to assign.
-    counts : (N, classes) int
-        How many samples of each class each client gets.
-    rng : Generator
-        The source of all random numbers.
-    partition : str
-        The partition's name, for messages.
-    replacement : bool
-        Draw every sample independently; otherwise no sample is used twice.
-    traits, remarks
-        For the assignment.
-    hint : str
-        The hint of the error if a class has too few samples.
-    """
-    clients, classes = counts.shape
-    wanted = counts.sum(axis=0)
-    have = pool.counts
-    # With replacement, one sample of a class is enough for any number of draws.
-    short = (wanted > 0) & (have == 0) if replacement else wanted > have
-    if short.any():
-        worst = int(np.argmax(wanted - have))
-        raise ScenarioError(
-            f"The partition {partition!r} wants {int(wanted[worst]):,} samples of class {worst}, but the training set "
-            f"has {int(have[worst]):,}.",
-            hint=hint,
-        )
-    # Class by class, so that each class needs one permutation and not one for each client.
-    by_class = np.argsort(pool.labels, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(have)])
-    chosen, owners = [], []
-    client = np.arange(clients, dtype=np.int64)
-    for c in range(classes):
-        if wanted[c] == 0:
-            continue
-        members = by_class[starts[c] : starts[c + 1]]
-        if replacement:
-            chosen.append(members[rng.integers(0, len(members), int(wanted[c]))])
-        else:
-            chosen.append(rng.permutation(members)[: wanted[c]])
-        owners.append(np.repeat(client, counts[:, c]))
-    owner = np.concatenate(owners) if owners else np.zeros(0, np.int64)
-    places = (np.concatenate(chosen) if chosen else np.zeros(0, np.int64))[np.argsort(owner, kind="stable")]
-    offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=1))]).astype(np.int64)
-    return Assignment(places, offsets, traits or {}, remarks)
+    def equal_size(self, pool: Pool, clients: int, samples: int | None) -> int:
+        """Return the number of samples per client: ``samples``, or the largest number that all clients can have."""
+        most = len(pool) // clients
+        if samples is None:
+            if most == 0:
+                raise ScenarioError(
+                    f"The partition {self.name!r} has {clients:,} clients for {len(pool):,} samples, less than one "
+                    "each.",
+                    hint=f"at most {len(pool):,} clients fit",
+                )
+            return most
+        if samples > most:
+            raise ScenarioError(
+                f"The partition {self.name!r} wants {clients:,} clients x {samples:,} samples = {clients * samples:,}, "
+                f"but the training set has {len(pool):,}.",
+                hint=f"at most {most:,} samples per client fit" if most else f"at most {len(pool):,} clients fit",
+            )
+        return samples
 
 
 def dirichlet(rng: np.random.Generator, concentration: FloatArray) -> FloatArray:
@@ -241,22 +257,3 @@ def round_to_total(shares: FloatArray, total: int) -> IntArray:
 def nearest(value: float) -> int:
     """Round half up, unlike Python, which rounds 2.5 to 2."""
     return int(np.floor(value + 0.5))
-
-
-def equal_size(partition: str, pool: Pool, clients: int, samples: int | None) -> int:
-    """Return the number of samples per client: ``samples``, or the largest number that all clients can have."""
-    most = len(pool) // clients
-    if samples is None:
-        if most == 0:
-            raise ScenarioError(
-                f"The partition {partition!r} has {clients:,} clients for {len(pool):,} samples, less than one each.",
-                hint=f"at most {len(pool):,} clients fit",
-            )
-        return most
-    if samples > most:
-        raise ScenarioError(
-            f"The partition {partition!r} wants {clients:,} clients x {samples:,} samples = {clients * samples:,}, but "
-            f"the training set has {len(pool):,}.",
-            hint=f"at most {most:,} samples per client fit" if most else f"at most {len(pool):,} clients fit",
-        )
-    return samples

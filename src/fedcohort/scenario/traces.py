@@ -421,6 +421,7 @@ class _Lookup:
         self.measured = np.array([index.get(name, -1) for name in trace.names], np.int64)  # (D,) row of its speeds
 
     def at(self, device: IntArray, time: float | FloatArray) -> Attendance:
+        # The nearest session that began before this moment is found by one bisection for all clients.
         turn, now = np.divmod(time, self.span)  # the trace repeats
         zero = turn * self.span
         place = np.searchsorted(self.keys, device * self.span + now, side="right")
@@ -515,6 +516,7 @@ def fit(trace: Trace, needs: Sequence[str] | None = None) -> DrawnDevices:
     length = on.end - on.begin
     session, spread = float(length.mean()), float(np.log(length).std())
     harmonic = np.exp(2j * np.pi * (on.begin % DAY) / DAY).mean()
+    # If sessions begin at all hours alike, the harmonic is 0.
     amplitude = min(2 * abs(harmonic), 1.0)
     daily = 2 * amplitude / (1 + amplitude)
     takes_place = 1 - daily / 2

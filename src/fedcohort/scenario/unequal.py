@@ -11,7 +11,7 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import ScenarioError
 from fedcohort.core.params import Interval, Optional, Sequence, param
-from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool, deal, dirichlet, nearest
+from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool, dirichlet, nearest
 
 _CLIENTS = Interval(int, 1, None)
 _ALPHA = Optional(Interval(float, 0, None, "neither"))
@@ -39,7 +39,7 @@ class Quantity(Partition):
         exponent = np.linspace(0, self.orders, self.clients) if self.clients > 1 else np.zeros(1)
         sizes = rng.permutation(np.rint(self.smallest * 10.0**exponent).astype(np.int64))
         counts = _draw(sizes, _mixes(pool, np.ones(pool.classes, bool), self.clients, self.alpha, rng), rng)
-        return _deal(self.name, pool, counts, rng)
+        return _deal(self, pool, counts, rng)
 
 
 @PARTITIONS.register("listed")
@@ -79,7 +79,7 @@ class Listed(Partition):
             mixes = np.asarray(self.mixes, np.float64) * (pool.counts > 0)
             if not (mixes.sum(axis=1) > 0).all():
                 raise ScenarioError("In the partition 'listed', every client needs a share of a class with samples.")
-        return _deal(self.name, pool, _draw(np.asarray(self.sizes), mixes, rng), rng)
+        return _deal(self, pool, _draw(np.asarray(self.sizes), mixes, rng), rng)
 
 
 @PARTITIONS.register("rare-holders")
@@ -117,7 +117,7 @@ class RareHolders(Partition):
         rare_samples = holds * (size // 2)  # (N,)
         counts = _draw(size - rare_samples, mixes, rng)
         counts += _draw(rare_samples, np.tile(~common / self.rare, (self.clients, 1)), rng)
-        return _deal(self.name, pool, counts, rng, traits={"rare": holds})
+        return _deal(self, pool, counts, rng, traits={"rare": holds})
 
 
 def _mixes(pool: Pool, classes: BoolArray, clients: int, alpha: float | None, rng: np.random.Generator) -> FloatArray:
@@ -137,7 +137,7 @@ def _draw(sizes: IntArray, mixes: FloatArray, rng: np.random.Generator) -> IntAr
 
 
 def _deal(
-    name: str,
+    partition: Partition,
     pool: Pool,
     counts: IntArray,
     rng: np.random.Generator,
@@ -145,4 +145,4 @@ def _deal(
 ) -> Assignment:
     short = bool((counts.sum(axis=0) > pool.counts).any())
     remarks = ("a class has too few samples, so samples are drawn with replacement",) if short else ()
-    return deal(pool, counts, rng, partition=name, replacement=short, traits=traits, remarks=remarks)
+    return partition.deal(pool, counts, rng, replacement=short, traits=traits, remarks=remarks)

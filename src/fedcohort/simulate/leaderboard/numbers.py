@@ -196,6 +196,7 @@ def leaderboard(
     level, source = _default_target(
         base, [terminal_accuracy(run, options) for run in runs if run.label == base], options.metric
     )
+    # Ascending, because speed-ups refer to the last.
     targets = tuple(sorted(set(options.targets))) or (level,)
     by_label = {
         label: sorted((_seed(run, targets, options) for run in runs if run.label == label), key=lambda s: s.seed)

@@ -77,6 +77,7 @@ def _at_common_rounds(runs: Sequence[RunNumbers], column: str) -> tuple[IntArray
     """Return the rounds in which a column is known for all runs, and its values (runs, rounds) there."""
     known = [np.isfinite(run.values[column]) for run in runs]
     each = [run.round[there] for run, there in zip(runs, known, strict=True)]
+    # A mean over other runs in every round would jump where a run ends.
     rounds = functools.reduce(np.intersect1d, each) if each else np.zeros(0, np.int64)
     values = [run.values[column][there & np.isin(run.round, rounds)] for run, there in zip(runs, known, strict=True)]
     return rounds, np.array(values)

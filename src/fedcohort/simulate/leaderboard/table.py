@@ -230,6 +230,7 @@ def leaderboard_table(
 
 def pairs_table(board: Leaderboard) -> Table | None:
     """Return every pair of selectors compared seed by seed; None if the leaderboard has all or nothing is known."""
+    # By seed, because only the same seed means the same federation.
     ends = {row.label: {seed.seed: seed.terminal for seed in row.seeds} for row in board.rows}
     pairs = list(itertools.combinations(ends, 2))
     # With two selectors the leaderboard is this table; with very many, the correction leaves nothing to see.

@@ -103,6 +103,7 @@ class _Flight:
     def add(self, job: _Job) -> None:
         """Start a client."""
         self.jobs[job.cohort.ticket] = job
+        # By time, and then by ticket: clients that answer at the same moment do so in the order in which they began.
         heapq.heappush(self.queue, (job.begins + job.seconds, job.cohort.ticket))
 
     def available(self) -> BoolArray:
@@ -179,6 +180,7 @@ class AsynchronousGroup(Group):
         flight.since = float(found["since"][0])
         versions = found["versions"].tolist()
         flight.models = {v: torch.tensor(found["models"][i], device=device) for i, v in enumerate(versions)}
+        # The cohorts themselves are in the journal; the checkpoint has what only the simulator knows.
         pending = {cohort.ticket: cohort for cohort in flight.flow.at_work}
         names = [name for name in found if name.startswith("signal/")]
         at = 0
@@ -216,6 +218,7 @@ class AsynchronousGroup(Group):
             flight = self._flight(run)
             used = flight.flow.advance(run.clock)
             columns = {
+                # In rounds, seconds are added up; here they pass between two models.
                 "seconds": run.clock - flight.since,
                 "available": len(run.federation) if flight.roster is None else int(flight.roster.on.sum()),
                 "durations": np.array(flight.durations),

@@ -77,6 +77,7 @@ class Batch:
     ) -> dict[LossMeasure, list[FloatArray]]:
         """Measure models on the data of ``clients[i]`` of ``runs[i]``; ``pseudo_models`` (J, P) give pseudo-labels."""
         lengths = [len(part) for part in clients]
+        # The engine knows clients by federation and number.
         federations = np.repeat([run.context.index for run in runs], lengths)
         values = self.engine.measure(
             *starts, federations, np.concatenate(clients), measures, pseudo_models=pseudo_models
@@ -193,6 +194,7 @@ def _alike(
     turns: Sequence[Turn], wanted: Sequence[Mapping[Signal, LossMeasure]]
 ) -> list[tuple[frozenset[LossMeasure], list[Turn], IntArray]]:
     """Group the turns that want equal sets of measures, so that each group is one batch; with the rows of its jobs."""
+    # Runs of one selector want the same losses, so there are few groups, whatever the number of runs.
     found: dict[frozenset[LossMeasure], list[Turn]] = {}
     for turn, measures in zip(turns, wanted, strict=True):
         if measures:

@@ -83,6 +83,7 @@ def check_fits(plan: RunPlan) -> None:
                 f"{what}, and {where} predicts {task.predicts}.",
                 hint="partitions without classes are 'iid', 'natural' and 'custom'" if "partition" in what else None,
             )
+    # Sizes are known without labels.
     supplied = frozenset(s for s in _computed() if not _needs_classes(s)) | {Signal.SIZES}
     for signal in sorted(adapt_selector(plan, supplied).requires):
         if _needs_classes(signal):
@@ -105,6 +106,7 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
                 hint="declare it with how=LossOf(...), VectorOf(...) or OnServer(...); if only a client can measure "
                 "it, run the selector on Flower, on FLARE or in your own loop",
             )
+    # A smaller cohort than configured would be another experiment.
     if size is not None and size > len(federation):
         raise InputError(
             f"The cohort of run {plan.id!r} is {size} clients, its federation has {len(federation)}.",
@@ -125,6 +127,7 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
         _refuse(plan, "cannot count late models: ", why, 'set run.late to "discard"')
     if plan.rules is not None and size is not None:
         plan.rules.check_feasible(federation.names, size, options.rounds)
+        # Rules that only fail in the last rounds are found now, too, and not after hours.
         short = plan.rules.shortages(dict.fromkeys(federation.names, 0), size, options.rounds)
         if short:
             raise InputError(

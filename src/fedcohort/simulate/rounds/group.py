@@ -166,6 +166,7 @@ class Group:
         for run in self.runs:
             arrays |= self._arrays(run)
         facts = {"runs": {run.plan.id: {**run.facts(), "federation": self._keys[run.row]} for run in self.runs}}
+        # Runs that began with more rounds wait for the others, so the farthest one says where the group is.
         return Checkpoint(max(run.round for run in self.runs), facts, arrays)
 
     def _arrays(self, run: Run) -> dict[str, Any]:
@@ -254,6 +255,7 @@ class Group:
 
     def _step(self, runs: Sequence[Run], on_round: OnRound | None) -> None:
         turns = [turn for run in runs if (turn := _open(run)).run.running]
+        # All questions before all choices: the answers for all runs are one batch.
         answer(self.batch, turns)
         for turn in turns:
             if turn.run.running:
@@ -264,6 +266,7 @@ class Group:
         due = []
         for turn in turns:
             _apply_early_stop(turn)
+            # A run that ends here is tested, whatever its interval, so that it has a last score.
             if turn.stop is not None or turn.run.is_due(turn.run.clock + turn.cost.seconds):
                 due.append(turn.run)
         scores = self._score(due)
@@ -347,6 +350,7 @@ class Group:
         found = isolate_failure(run, part, how.measure, utility, len(valid), generator)
         if found is not None:
             values[valid] = found
+        # A selector could not recover from NaN in its state.
         return np.where(np.isfinite(values), values, 0.0)
 
     # -- filter and average ------------------------------------------------------------------------------------
@@ -405,6 +409,7 @@ class Group:
             return none
         if decision.notes:
             run.session.note("filter", {"round": run.round, **decision.notes})
+        # A filter may keep what it likes, but a model with NaN would spoil the average.
         return np.asarray(decision.kept & good)
 
     def _weighted_sums(self, turns: Sequence[Turn], params: torch.Tensor, shares: Sequence[float]) -> torch.Tensor:
@@ -494,6 +499,7 @@ class Group:
             "client_spread": _known(fair.spread),
             "macro_f1": _known(fair.macro_f1),
             "worst_recall": _known(fair.worst_recall),
+            # Only where the model was tested, so that all columns of fairness are known in the same rounds.
             "jain": _known(run.participation.jain) if finite else None,
             "longest_absence": run.participation.longest_absence(run.round + 1) if finite else None,
             **vars(turn.cost),
@@ -562,6 +568,7 @@ def _choose(turn: Turn) -> None:
         durations, status = np.zeros(count), np.zeros(count, np.int8)
     else:
         durations, status = run.events(cohort, run.begins + cost.seconds)
+    # The question took its time before anybody could train.
     round_.begun = run.begins + cost.seconds
     cost.seconds += run.begins - run.clock  # nobody was online before
     seconds = round_.settle(durations, status)

@@ -68,6 +68,7 @@ class Judge:
 
     def score(self, losses: Sequence[float], right: Sequence[FloatArray], answers: Sequence[FloatArray]) -> ModelScore:
         """Judge a model by its loss, right answers (cells,), and answers by class (2, C) on each test set."""
+        # A cell is a class, or an owner; a test without samples of a cell says nothing about it.
         cells = np.concatenate([r / np.maximum(n, 1) for r, n in zip(right, self._counts, strict=True)])
         whole = np.array([r.sum() / n.sum() for r, n in zip(right, self._counts, strict=True)])
         clients = cells[self._clients] if self._clients.ndim == 1 else self._clients @ cells
@@ -87,6 +88,7 @@ class Judge:
         true = sum(
             s * np.bincount(t.y, minlength=len(right)) / len(t.y) for s, t in zip(self._shares, self.tests, strict=True)
         )
+        # A class without test samples has no recall.
         has = true > 0
         return float(np.mean(2 * right[has] / (true + given)[has])), float(np.min(right[has] / true[has]))
 

@@ -139,6 +139,7 @@ def prepare(
         # Only what decides which samples and labels a client has. Latency, availability and failures change neither.
         identities.append(_identity([data_key, *map(scenario.get, _OF_FEDERATION), plan.seed]))
     known = known_federations or {}
+    # A federation on disk keeps its name, and a new one gets the next number.
     names = {i: known[plan.id] for plan, i in zip(experiment.plans, identities, strict=True) if plan.id in known}
     for plan, identity in zip(experiment.plans, identities, strict=True):
         names.setdefault(identity, f"{len(names)}-s{plan.seed}")

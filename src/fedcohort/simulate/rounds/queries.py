@@ -40,6 +40,7 @@ def _answer_losses(batch: Batch, signals: frozenset[Signal], asking: Sequence[tu
     runs = [turn.run for turn, _ in asking]
     found = batch.measure(_global(batch, runs, reachable), runs, reachable, frozenset(measures.values()))
     for i, (turn, query) in enumerate(asking):
+        # Whoever is not there does not answer, and the selector sees NaN.
         place = np.isin(query.clients, reachable[i])
         values = {}
         for signal, measure in measures.items():

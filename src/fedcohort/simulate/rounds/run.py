@@ -140,9 +140,11 @@ class Run:
         self.devices = plan.scenario.devices
         self._roster: OnlineDevices | None = None
         self.begins = 0.0  # when this round begins: with devices, as soon as a client is online
+        # Then no times and failures are drawn at all.
         self.instant = (
             isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure and self.devices is None
         )
+        # A selector may adapt to what there is, so it must be known before the session.
         self._supplied = host_signals(federation, plan)  # in reports and answers
         self.table = self.context.table(plan.labels, plan.seed)  # what the session knows before the first round
         self.selector = adapt_selector(plan, self.table.signals | self._supplied)
@@ -157,6 +159,7 @@ class Run:
         self.costs = CostModel.of(engine.n_params, train, federation.validation, passed, engine.classes)
         self.early_stop = None if options.patience is None else EarlyStop(patience=options.patience)
         self.watch = LossTrend()
+        # What clients report: for the selector, for the aggregator, for the early stop.
         self.needed = frozenset(s for s in self.selector.requires if s.reported) | plan.aggregator.requires
         if self.early_stop is not None:
             self.needed |= frozenset(self.early_stop.watches)
@@ -256,6 +259,7 @@ class Run:
             # Clients draw by round, so all selectors meet the same latencies; without rounds, by ticket.
             draw = cohort.ticket if self.session.asynchronous else self.round
             return plan.scenario.events(self.federation, clients, seed=plan.seed, round=draw, work=work)
+        # With devices, sending takes time too: the model, what the aggregator adds, and the signals.
         copies = self.aggregator.model_copies
         return plan.scenario.timed_events(
             self.federation,

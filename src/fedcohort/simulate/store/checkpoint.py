@@ -57,6 +57,7 @@ class Checkpoint:
     def from_bytes(cls, data: bytes, source: str = "checkpoint") -> Checkpoint:
         """Unpack :meth:`to_bytes`."""
         try:
+            # A pickle could run code of whoever wrote the file.
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 head = json.loads(arrays["head.json"].tobytes())
                 return cls(

@@ -393,6 +393,7 @@ class Results:
         settings: dict[str, list[RunNumbers]] = {}
         for run in self.runs:
             rounds = self.column(run, "round")
+            # A run that failed before its first round is lost, and must be shown as that.
             if len(rounds) or run.state == "failed":
                 values = {column: self.column(run, column) for column in _COMPARED} | {"accuracy": self.score(run)}
                 numbers = RunNumbers(run.label or run.selector, run.selector, run.seed, run.state, rounds, values)
@@ -578,6 +579,7 @@ def load(path: str | Path, before: Results | None = None) -> Results:
     runs = read_runs(folder)
     if before is None:
         return Results(folder, config, meta, status, runs)
+    # Journals only grow, so what was read stays valid.
     for decisions in before._decisions.values():
         decisions.refresh()
     return Results(folder, config, meta, status, runs, before._decisions, before._parts)

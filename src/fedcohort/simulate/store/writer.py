@@ -171,6 +171,7 @@ class ExperimentWriter:
                 hint="choose another --out, or continue that experiment with --resume",
             )
         with disk_errors(path):
+            # Folders before any file: this tells an interrupted creation from a folder of somebody else.
             for folder in FOLDERS:
                 (path / folder).mkdir(parents=True, exist_ok=True)
             for file in path.iterdir():
