@@ -97,19 +97,6 @@ def _ray() -> Any:
     return ray
 
 
-def connect(address: str | None) -> None:
-    """Join the cluster at ``address``, or start a local one."""
-    ray = _ray()
-    if ray.is_initialized():
-        return
-    try:
-        ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterError(
-            f"There is no Ray cluster at {address!r}: {error}.", hint="start one with 'ray start --head'"
-        ) from error
-
-
 class ClusterDriver:
     """Runs all unfinished groups of an experiment on a cluster."""
 
@@ -182,7 +169,14 @@ class ClusterDriver:
 
 def drive(simulation: DrivenExperiment) -> str:
     """Run all unfinished groups of an experiment on Ray; return "finished" or "interrupted"."""
-    connect(simulation.address)
+    ray, address = _ray(), simulation.address
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ClusterError(
+                f"There is no Ray cluster at {address!r}: {error}.", hint="start one with 'ray start --head'"
+            ) from error
     driver = ClusterDriver(simulation)
     for number in simulation.prepared.groups:
         if not simulation.has_ended(number):

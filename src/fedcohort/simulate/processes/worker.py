@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import read_table
-from fedcohort.simulate.processes.handover import HandOver, hand_over
+from fedcohort.simulate.processes.handover import hand_over
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.prepare import PreparedExperiment
 from fedcohort.simulate.store.checkpoint import pause_after
@@ -87,63 +87,38 @@ class WorkerSetup:
         return setup
 
 
-class _Inbox:
-    """The driver's messages while a group runs: to stop, or that a hand-over is on disk.
-
-    Until a hand-over is on disk, its rounds stay in the live file that dashboards read.
-    """
-
-    def __init__(self, connection: Connection, feed: LiveFeed) -> None:
-        self._connection, self._feed = connection, feed
-        self._marks: deque[dict[str, int]] = deque()  # the end of the live file at each unconfirmed hand-over
-        self.stop = False
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether every hand-over is on disk."""
-        return not self._marks
-
-    def hand_over(self, result: HandOver) -> None:
-        """Send a hand-over to the driver."""
-        self._marks.append(self._feed.mark())
-        self._connection.send(("results", result))
-
-    def read(self) -> None:
-        """Process all messages that have arrived; raises an error if the driver is gone."""
-        while self._connection.poll():
-            self._process(self._connection.recv())
-
-    def wait(self) -> None:
-        """Wait until every hand-over is confirmed."""
-        while not self.confirmed:
-            self._process(self._connection.recv())
-
-    def _process(self, message: Any) -> None:
-        if message == STOP:
-            self.stop = True
-        elif message == KEPT:
-            self._feed.forget(self._marks.popleft())
-
-
 def _run_group(connection: Connection, work: WorkerSetup, group: Group, number: int) -> None:
     """Run a group's rounds until it is done or the driver tells the worker to stop."""
     journals = {run.plan.id: run.session.journal for run in group.runs if run.has_session}
+    # The end of the live file at each hand-over that is not on disk yet: until then, dashboards read its rounds there.
+    marks: deque[dict[str, int]] = deque()
     with LiveFeed(work.out, journals, number) as feed:
-        inbox = _Inbox(connection, feed)
+
+        def hear() -> bool:
+            """Read the driver's next message, and return whether it says to stop; an error if the driver is gone."""
+            message = connection.recv()
+            if message == KEPT:
+                feed.forget(marks.popleft())
+            return bool(message == STOP)
+
         due = time.monotonic() + work.seconds
-        stopping = False
-        while not stopping:
+        stop = False
+        while not stop:
             if not group.done:
                 group.step(lambda info, row: feed.add(row))
-            inbox.read()
-            stopping = group.done or inbox.stop
+            while connection.poll():
+                stop |= hear()
+            stop |= group.done
             # One hand-over at a time: the driver serves all workers, and a queue of theirs would delay the end.
-            if stopping or (time.monotonic() >= due and inbox.confirmed):
+            if stop or (time.monotonic() >= due and not marks):
                 began = time.monotonic()
-                inbox.hand_over(hand_over(group))
+                result = hand_over(group)
+                marks.append(feed.mark())
+                connection.send(("results", result))
                 ended = time.monotonic()
                 due = ended + pause_after(ended - began, work.seconds)
-        inbox.wait()
+        while marks:
+            hear()
 
 
 def serve(connection: Connection, setup: int) -> None:
