@@ -12,7 +12,7 @@ SAMPLES = np.array([20, 20, 10])  # what the usual local training goes through
 
 
 def model():
-    return CostModel.of(100, TRAIN, VALIDATION, SAMPLES, classes=10)
+    return CostModel(100, TRAIN, VALIDATION, SAMPLES, classes=10)
 
 
 def test_work_of_a_loss_query_is_forward_passes():

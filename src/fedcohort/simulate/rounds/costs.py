@@ -57,33 +57,27 @@ class RoundCost:
             setattr(self, name, getattr(self, name) + value)
 
 
-@dataclass(frozen=True, eq=False)
 class CostModel:
     """Costs of one federation under one model and local training.
 
-    Attributes
+    Parameters
     ----------
     parameters : int
         Size of the model.
     train, validation : (N,) arrays
         Samples of each client.
-    usual : (N,) float array
-        Sample passes of a client's usual local training, 3 for every sample of every step; at least 1.
+    samples : (N,) int array
+        How many samples a client's usual local training goes through.
     classes : int
         Length of a signal that is one number per class.
     """
 
-    parameters: int
-    train: FloatArray
-    validation: FloatArray
-    usual: FloatArray
-    classes: int
-
-    @classmethod
-    def of(cls, parameters: int, train: IntArray, validation: IntArray, samples: IntArray, classes: int) -> CostModel:
-        """Build from sizes and from the number of samples (N,) that the usual local training goes through."""
-        usual = np.maximum((FORWARD + BACKWARD) * np.asarray(samples, np.float64), 1.0)
-        return cls(parameters, np.asarray(train, np.float64), np.asarray(validation, np.float64), usual, classes)
+    def __init__(self, parameters: int, train: IntArray, validation: IntArray, samples: IntArray, classes: int) -> None:
+        self.parameters, self.classes = parameters, classes
+        self.train: FloatArray = np.asarray(train, np.float64)
+        self.validation: FloatArray = np.asarray(validation, np.float64)
+        # Sample passes of the usual local training. At least 1, because other work is measured by it.
+        self.usual: FloatArray = np.maximum((FORWARD + BACKWARD) * np.asarray(samples, np.float64), 1.0)
 
     @property
     def model_bytes(self) -> int:

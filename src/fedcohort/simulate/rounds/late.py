@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from fedcohort.hosts.round import newest_late
 
 
-@dataclass(frozen=True, eq=False)
-class LateUpdate:
+class LateUpdate(NamedTuple):
     """What one client's training added to the model it started from.
 
     Attributes

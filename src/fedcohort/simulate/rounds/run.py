@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,28 +58,38 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
 class FederationContext:
-    """What all runs on a federation share."""
+    """What all runs on a federation share.
 
-    federation: Federation
-    index: int = 0  # among the engine's federations
-    has_classes: bool = True
-    judge: Judge | None = None  # None if only the whole test set counts
-    share: FloatArray = field(init=False)  # (N,) p_k
-    true_counts: FloatArray | None = field(init=False)  # (N, B) true labels of the training samples
-    _label_facts: dict[tuple[LabelSharing, int], LabelKnowledge] = field(default_factory=dict, init=False)
+    Parameters
+    ----------
+    index : int
+        Among the engine's federations.
+    judge : Judge, optional
+        None if only the whole test set counts.
 
-    def __post_init__(self) -> None:
-        sizes = self.federation.train_sizes
-        share = np.asarray(sizes / max(int(sizes.sum()), 1), np.float64)
-        counts = self.federation.label_counts(part="train", true=True).astype(np.float64) if self.has_classes else None
-        object.__setattr__(self, "share", share)
-        object.__setattr__(self, "true_counts", counts)
+    Attributes
+    ----------
+    share : (N,) float array
+        p_k
+    true_counts : (N, B) float array or None
+        True labels of the training samples.
+    """
+
+    def __init__(
+        self, federation: Federation, index: int = 0, has_classes: bool = True, judge: Judge | None = None
+    ) -> None:
+        self.federation, self.index, self.judge = federation, index, judge
+        sizes = federation.train_sizes
+        self.share: FloatArray = np.asarray(sizes / max(int(sizes.sum()), 1), np.float64)
+        self.true_counts: FloatArray | None = None
+        if has_classes:
+            self.true_counts = federation.label_counts(part="train", true=True).astype(np.float64)
+        self._label_facts: dict[tuple[LabelSharing, int], LabelKnowledge] = {}
 
     def label_facts(self, labels: LabelSharing, seed: int) -> LabelKnowledge:
         """Return what clients share about their labels; computed once for all runs that need the same."""
-        if not self.has_classes:
+        if self.true_counts is None:
             return LabelKnowledge(None)
         key = (labels, seed)
         if key not in self._label_facts:
@@ -156,7 +165,7 @@ class Run:
         steps = np.array([local.steps_for(int(n), largest) for n in distinct], np.int64)
         self.steps: IntArray = steps[place]  # (N,) usual local steps
         passed = self.steps * np.minimum(train, local.batch_size)
-        self.costs = CostModel.of(engine.n_params, train, federation.validation, passed, engine.classes)
+        self.costs = CostModel(engine.n_params, train, federation.validation, passed, engine.classes)
         self.early_stop = None if options.patience is None else EarlyStop(patience=options.patience)
         self.watch = LossTrend()
         # What clients report: for the selector, for the aggregator, for the early stop.
@@ -457,7 +466,7 @@ class Run:
         if self.early_stop is not None:
             facts["watch"] = [None if math.isnan(v) else v for v in dataclasses.astuple(self.watch)]
         if self.policy.late == "count":
-            facts["late"] = [[u.client, u.ticket, u.round, u.steps, u.arrives, u.times] for u in self.late]
+            facts["late"] = [one[:-1] for one in self.late]  # without the update, which is an array
         return facts
 
     def restore(self, facts: dict[str, Any], late: torch.Tensor | None = None) -> None:
@@ -472,10 +481,7 @@ class Run:
             training, validation = (math.nan if value is None else value for value in (training, validation))
             self.watch = LossTrend(training, validation, streak)
         if late is not None:
-            self.late = [
-                LateUpdate(client, ticket, round_, steps, arrives, times, update)
-                for (client, ticket, round_, steps, arrives, times), update in zip(facts["late"], late, strict=True)
-            ]
+            self.late = [LateUpdate._make([*row, update]) for row, update in zip(facts["late"], late, strict=True)]
 
 
 def run_info(plan: RunPlan, federation_key: str) -> RunInfo:
