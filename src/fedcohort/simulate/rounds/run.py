@@ -464,7 +464,7 @@ class Run:
             "engines": self.engines,
         }
         if self.early_stop is not None:
-            facts["watch"] = [None if math.isnan(v) else v for v in dataclasses.astuple(self.watch)]
+            facts["watch"] = [None if math.isnan(v) else v for v in self.watch]
         if self.policy.late == "count":
             facts["late"] = [one[:-1] for one in self.late]  # without the update, which is an array
         return facts
