@@ -415,9 +415,23 @@ def score(*results: Results, baseline: str | None = None) -> Scores:
     Gains are over ``baseline``; by default, over the one of their configuration, which is uniform in the suite.
     """
     frozen = merge_frozen([part.path for part in results])
-    data, rounds = _data_and_rounds(results)
+    pairs = {(data_title(part.config["data"]), int(part.config["run"]["rounds"])) for part in results}
+    if len(pairs) != 1:
+        raise InputError(f"Results that are scored together must share dataset and rounds. Got {sorted(pairs)}.")
+    ((data, rounds),) = pairs
     boards = [board for part in results for board in part.leaderboards(baseline=baseline)]
-    labels, absent, base = _check_boards(boards)
+    if len({board.setting for board in boards}) < len(boards):
+        raise InputError("Results that are scored together must have different settings.")
+    tables = [[row.label for row in board.rows] for board in boards]
+    every = list(dict.fromkeys(label for found in tables for label in found))
+    labels = [label for label in every if all(label in found for found in tables)]
+    absent = [label for label in every if label not in labels]
+    base, *others = {board.baseline for board in boards}
+    if others or base not in labels:
+        raise InputError(
+            f"Results that are scored together must share their baseline. Got {', '.join(sorted([base, *others]))}.",
+            hint="--baseline names one that all of them have",
+        )
     # Differences are paired by seed, so a seed counts only where every selector has it.
     seeds, missing = seeds_of(boards, labels)
     grouped = kinds(data, [board.setting for board in boards])
@@ -433,29 +447,6 @@ def score(*results: Results, baseline: str | None = None) -> Scores:
         left_out=(*absent, *(f"seed {seed}" for seed in missing)),
         baseline=base,
     )
-
-
-def _data_and_rounds(results: Sequence[Results]) -> tuple[str, int]:
-    pairs = {(data_title(part.config["data"]), int(part.config["run"]["rounds"])) for part in results}
-    if len(pairs) != 1:
-        raise InputError(f"Results that are scored together must share dataset and rounds. Got {sorted(pairs)}.")
-    return pairs.pop()
-
-
-def _check_boards(boards: Sequence[Leaderboard]) -> tuple[list[str], list[str], str]:
-    """Check that tables can be scored together; return the selectors that all have, the others, and the baseline."""
-    if len({board.setting for board in boards}) < len(boards):
-        raise InputError("Results that are scored together must have different settings.")
-    tables = [[row.label for row in board.rows] for board in boards]
-    every = list(dict.fromkeys(label for labels in tables for label in labels))
-    shared = [label for label in every if all(label in labels for labels in tables)]
-    bases = {board.baseline for board in boards}
-    if len(bases) > 1 or not bases <= set(shared):
-        raise InputError(
-            f"Results that are scored together must share their baseline. Got {', '.join(sorted(bases))}.",
-            hint="--baseline names one that all of them have",
-        )
-    return shared, [label for label in every if label not in shared], bases.pop()
 
 
 def seeds_of(

@@ -17,7 +17,7 @@ from fedcohort.core.terminal import err, say
 from fedcohort.core.text import short_repr
 
 if TYPE_CHECKING:
-    from fedcohort_bench.privacy.meter import Audit
+    pass
 
 
 def audit(
@@ -99,19 +99,6 @@ def audit(
         ]
         print_json({"clients": result.names, "ignorance": result.ignorance, "options": ways})
         return
-    _print(result)
-    if clients:
-        first = [e.findings[0] for e in result.exposures]
-        lines = [
-            [name, f"{result.ignorance[i]:.3f}", *("exact" if f.exact[i] else f"{f.error[i]:.3f}" for f in first)]
-            for i, name in enumerate(result.names)
-        ]
-        heads = ["client", "#no attack", *(f"#{e.option}" for e in result.exposures)]
-        out().print(table(heads, lines, title="the server's error for each client"))
-
-
-def _print(result: Audit) -> None:
-    console = out()
     rows = [
         [
             e.option if i == 0 else "",
@@ -125,13 +112,18 @@ def _print(result: Audit) -> None:
         for i, f in enumerate(e.findings)
     ]
     columns = ["option", "attacker", "attack", "#mean error", "#counts found", "classes"]
-    title = (
-        f"{len(result.names)} clients; error when only the federation's label shares are known: "
-        f"{result.ignorance.mean():.3f}"
-    )
-    console.print(table(columns, rows, title=title))
-    for exposure in result.exposures:
-        say(console, f": {exposure.verdict}", lead=exposure.option)
+    known = f"error when only the federation's label shares are known: {result.ignorance.mean():.3f}"
+    out().print(table(columns, rows, title=f"{len(result.names)} clients; {known}"))
+    for e in result.exposures:
+        say(out(), f": {e.verdict}", lead=e.option)
+    if clients:
+        first = [e.findings[0] for e in result.exposures]
+        lines = [
+            [name, f"{result.ignorance[i]:.3f}", *("exact" if f.exact[i] else f"{f.error[i]:.3f}" for f in first)]
+            for i, name in enumerate(result.names)
+        ]
+        heads = ["client", "#no attack", *(f"#{e.option}" for e in result.exposures)]
+        out().print(table(heads, lines, title="the server's error for each client"))
 
 
 def _read_counts(path: Path) -> tuple[list[str], list[list[int]]]:

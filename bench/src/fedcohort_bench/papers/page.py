@@ -15,7 +15,6 @@ from fedcohort_bench.papers.record import NOT_RUN, StudyRecord
 from fedcohort_bench.papers.verdicts import (
     MIN_COST,
     ClaimVerdict,
-    MarginComparison,
     count_verdicts,
     heterogeneity_cost,
     judge,
@@ -67,40 +66,12 @@ def _our_cell(mean: tuple[float | None, float, int] | None, measure: Measure) ->
     return Cell(text if math.isnan(std) else f"{text} ± {number(measure.scale * std, measure)}")
 
 
-def _ratio_table(exhibit: Exhibit, comparisons: Sequence[MarginComparison]) -> Table:
-    """Return every comparison with the paper's margin and ours."""
-    names = exhibit.study.names
-    rows = []
-    for ratio in comparisons:
-        measure = MEASURES[ratio.measure]
-        rows.append(
-            (
-                Cell(f"{names[str(ratio.better)]} against {names[str(ratio.worse)]}"),
-                Cell(ratio.setting),
-                Cell(measure.title),
-                Cell(_margin(ratio.published, measure)),
-                Cell(_margin(ratio.ours, measure) if ratio.seeds else "–"),
-                Cell(f"{ratio.wins} of {ratio.seeds}" if ratio.seeds else "–"),
-                Cell(f"{ratio.state}: {ratio.unclear}" if ratio.unclear else ratio.state),
-                Cell(ratio.margin),
-            )
-        )
-    head = ("better in the paper", "setting", "measure", "paper's margin", "ours", "seeds", "order", "margin")
-    return Table("ratios", "Ratio by ratio", head, tuple(rows))
-
-
 def _margin(value: float, measure: Measure) -> str:
     if math.isnan(value):
         return "neither reached it"
     if math.isinf(value):
         return "only one reached it"
     return f"{1 + value:.2f}×" if measure.ratio else f"{value:+.2f} points"
-
-
-def _verdict_table(verdicts: Sequence[ClaimVerdict]) -> Table:
-    """Return the claims with their verdicts; those of supplements are in parentheses."""
-    rows = tuple((Cell(v.text), Cell(f"({v.state})" if v.supplement else v.state), Cell(v.detail)) for v in verdicts)
-    return Table("claims", "What holds", ("claim", "verdict", "seen"), rows, wrap=frozenset({0, 2}))
 
 
 def summary(verdicts: Sequence[ClaimVerdict]) -> str:
@@ -197,10 +168,22 @@ def tables_of(exhibit: Exhibit, record: StudyRecord) -> list[Table]:
         )
         heads = (_heading(record, setting, name) for setting in settings)
         tables.append(Table(name, measure.title.capitalize(), ("method", *heads), rows))
-    if compared := ratios(exhibit, record):
-        tables.append(_ratio_table(exhibit, compared))
-    if verdicts := judge(exhibit, record):
-        tables.append(_verdict_table(verdicts))
+    compared = []
+    for ratio in ratios(exhibit, record):
+        kind, names, run = MEASURES[ratio.measure], exhibit.study.names, ratio.seeds > 0
+        cells = [f"{names[str(ratio.better)]} against {names[str(ratio.worse)]}", ratio.setting, kind.title]
+        cells += [_margin(ratio.published, kind), _margin(ratio.ours, kind) if run else "–"]
+        cells += [f"{ratio.wins} of {ratio.seeds}" if run else "–"]
+        cells += [f"{ratio.state}: {ratio.unclear}" if ratio.unclear else ratio.state, ratio.margin]
+        compared.append(tuple(map(Cell, cells)))
+    if compared:
+        head = ("better in the paper", "setting", "measure", "paper's margin", "ours", "seeds", "order", "margin")
+        tables.append(Table("ratios", "Ratio by ratio", head, tuple(compared)))
+    # The verdicts on supplements are in parentheses.
+    states = [(v.text, f"({v.state})" if v.supplement else v.state, v.detail) for v in judge(exhibit, record)]
+    if states:
+        claims = tuple(tuple(map(Cell, state)) for state in states)
+        tables.append(Table("claims", "What holds", ("claim", "verdict", "seen"), claims, wrap=frozenset({0, 2})))
     return tables
 
 
