@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,14 @@ from fedcohort.scenario.groups import Groups
 Int32Array = npt.NDArray[np.int32]
 
 Part = Literal["train", "validation", "all"]
+
+
+class _ClientSamples(NamedTuple):
+    """The samples of one client; views into the federation's arrays, the validation samples last."""
+
+    train: Int32Array  # positions in the training set of the samples that the client trains on
+    held_out: Int32Array  # positions of its own validation samples
+    labels: Int32Array  # of both, as the client sees them
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +156,12 @@ class Federation:
         # Compared with the mean class and not the largest, so that a balanced federation has no rare class.
         rare = total < 0.75 * total.mean()
         return freeze(3 * counts[:, rare].sum(axis=1) >= np.maximum(counts.sum(axis=1), 1))
+
+    def client(self, k: int) -> _ClientSamples:
+        """Return the samples of client ``k`` as views. The Flower and FLARE apps of ``flower new`` train on them."""
+        start, end = int(self.offsets[k]), int(self.offsets[k + 1])
+        cut = end - int(self.validation[k])
+        return _ClientSamples(self.indices[start:cut], self.indices[cut:end], self.labels[start:end])
 
     def is_validation(self) -> BoolArray:
         """Return which entries of ``indices`` are for local validation (total,)."""
