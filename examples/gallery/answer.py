@@ -6,6 +6,7 @@
 An SVG needs Chromium or Chrome; `helps.html` as a second argument does without.
 """
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -23,6 +24,7 @@ def answer(name: str, picture: Path, **smaller: int) -> str:
     figure = load_figures(results.path)[asked["figure"]]
     figure.save(picture)
     verdict = " ".join(str(results).split("\n\n")[0].split())  # what is established, by terminal accuracy
+    verdict = re.sub(r"(\w)- (?=\w)", r"\1-", verdict)  # a name that was broken at the end of a line
     return f"{verdict} {figure.sentence}"
 
 

@@ -18,7 +18,7 @@ from fedcohort.core.errors import UnknownNameError
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort_bench.benchmark.suite import check_choice, filled, size_of
 
-VERSION = 1
+VERSION = 2
 DATASETS = ("digits", "fashion-mnist")
 DAY = 86_400.0
 MOST = {"rounds": 400, "flow": 1500}  # rounds or models of a run, several times what uniform selection makes in a day
