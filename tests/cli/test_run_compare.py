@@ -190,6 +190,20 @@ def test_compare_takes_names_and_makes_the_comparison_fair(command, config, tmp_
     assert len({run.federation for run in found.runs}) == 1
 
 
+def test_compare_says_who_needs_samples_at_the_server(command, tmp_path):
+    """Who sets none gets 20 for one of the default selectors, and a small class does not have that many."""
+    rows = [f"{i % 7},{i % 5},{label}" for i, label in enumerate([0] * 60 + [1] * 60 + [2] * 10)]
+    own = tmp_path / "own.csv"
+    own.write_text("\n".join(["a,b,label", *rows]) + "\n")
+    asked = ("compare", "--data", own, "--clients", "5", "--seeds", "1", "--rounds", "2", "--out", tmp_path / "out")
+    none = ("-s", "scenario.server_validation=0")
+    done = command(*asked, *none)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1 and "cannot keep 20 samples of each class: class 2 has only" in said
+    assert "leave out selectors whose filter needs these samples, such as fedcm-ts" in said
+    assert command(*asked, *none, "--selectors", "uniform,fedcbs").returncode == 0  # as the hint says
+
+
 def test_compare_on_a_preset_and_another_dataset(command, tmp_path):
     done = command(
         *("compare", "--data", "synthetic", "--scenario", "fedcor-1spc", "--selectors", "uniform", "--seeds", "2,5"),

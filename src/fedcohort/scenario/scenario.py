@@ -201,11 +201,12 @@ class Scenario(Parameterized):
         if self.server_validation == 0:
             return np.zeros(0, dtype=np.int64)
         if int(pool.counts.min()) < self.server_validation:
-            c = int(pool.counts.argmin())
+            c, most = int(pool.counts.argmin()), int(pool.counts.min())
+            fewer = f"set scenario.server_validation to {most} or less; " if most else ""
             raise ScenarioError(
-                f"The server must keep {self.server_validation:,} samples of each class, but class {c} has only "
-                f"{int(pool.counts[c]):,}.",
-                hint=f"server_validation must be at most {int(pool.counts[c])}",
+                f"The server cannot keep {self.server_validation:,} samples of each class: class {c} has only {most}.",
+                hint=f"{fewer}to keep none, set it to 0 and leave out selectors whose filter needs these samples, such "
+                "as fedcm-ts (a comparison takes 20 for them)",
             )
         # A stable sort of a random order, so the first samples of each class are a random choice.
         shuffled = draw.permutation(len(pool))
