@@ -2,7 +2,7 @@
 
     python bench/scripts/soak.py [--selectors uniform,fedcbs,...] [--seconds 540] [--workers 1]
         [--folder FOLDER]
-    python bench/scripts/soak.py --summary            # results so far as JSON and a picture
+    python bench/scripts/soak.py --folder FOLDER --summary      # results so far as JSON and a picture
 
 100,000 clients, 2,000 rounds of 100, day and night, 20% failures, clients that join, leave and return. Each selector
 plays the week twice: once undisturbed in one process, and once with a process that is killed with SIGKILL at a random
@@ -10,8 +10,9 @@ instant every 50 rounds, with garbage in 1% of the replies, a whole report of ga
 replies, a disk that is full twice, and a journal that is pruned every day. Both weeks must choose the same cohorts and
 end in the same state.
 
-It stops after ``--seconds``, and continues when it is started again. The full disk is a small tmpfs if mounting is
-allowed (root), otherwise a limit on the size of files.
+It stops after ``--seconds`` or Ctrl-C, and continues when it is started again with the same ``--folder``; without one,
+it works in a temporary folder and removes it. The full disk is a small tmpfs if mounting is allowed (root), otherwise a
+limit on the size of files. None stays mounted.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -51,16 +54,12 @@ class Week:
     def __init__(self, plan: Plan, folder: Path, disturbed: bool, until: float) -> None:
         self.plan, self.disturbed, self.until = plan, disturbed, until
         self.folder = folder / ("disturbed" if disturbed else "quiet")
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._stand_at = self.folder / "stand.json"
         self.stand = {"kills": 0, "starts": 0, "seconds": 0.0, "done": False, "prunes": []}
         if self._stand_at.exists():
             self.stand = json.loads(self._stand_at.read_text())
         self.room: Room | None = None
-
-    @property
-    def journal(self) -> Path:
-        return (self.room.folder if self.room else self.folder) / "journal.sqlite"
+        self.journal = self.folder / ("disk/journal.sqlite" if disturbed else "journal.sqlite")
 
     def _save(self, **changes) -> None:
         self.stand.update(changes)
@@ -68,8 +67,13 @@ class Week:
 
     def live(self) -> bool:
         """Play until the week or the time of this call is over; return whether the week is over."""
-        if self.disturbed:
-            self.room = room(self.folder / "disk")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            if self.disturbed:
+                self.room = stack.enter_context(mounted(self.folder / "disk"))
+            return self._live()
+
+    def _live(self) -> bool:
         while not self.stand["done"]:
             if time.time() > self.until:
                 return False
@@ -83,7 +87,8 @@ class Week:
             elif code == 0:
                 self._save(done=True)
             elif code not in (75, -signal.SIGKILL):
-                raise SystemExit(f"{self.plan.selector}: the host ended with {code}; see {self.folder / 'host.log'}")
+                last = (self.folder / "host.log").read_text().splitlines()[-20:]
+                raise SystemExit("\n".join([f"{self.plan.selector}: the host ended with {code}", *last]))
             print(f"{self.plan.selector} {self.folder.name}: {self.stand}", flush=True)
         return True
 
@@ -98,7 +103,8 @@ class Week:
         arguments += ["--clients", str(self.plan.clients), "--rounds", str(self.plan.rounds)]
         arguments += ["--room", self.room.how if self.room else ""]
         with (self.folder / "host.log").open("a") as log:
-            host = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=log, text=True)
+            # A session of its own, so that Ctrl-C stops this process only, and this one ends the host.
+            host = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
         assert host.stdout is not None
         spent, last = [1.0], time.time()
         for line in host.stdout:
@@ -130,20 +136,49 @@ def prune(journal: Path) -> str:
     """Call ``fedcohort journal prune`` and return what it says."""
     command = [sys.executable, "-c", "from fedcohort.cli.app import main; main()", "journal", "prune"]
     command += [str(journal), "--keep", str(KEEP)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, start_new_session=True).stdout.strip()
 
 
-def room(folder: Path) -> Room:
-    """Return a disk that can be full: a tmpfs if mounting is allowed, otherwise a folder with limited file sizes."""
+@contextmanager
+def mounted(folder: Path) -> Iterator[Room]:
+    """A disk that can be full: a tmpfs if mounting is allowed, otherwise a folder with limited file sizes.
+
+    Before and after, the files lie in the folder itself.
+    """
+    aside = folder.with_name("aside")
     folder.mkdir(exist_ok=True)
-    if os.path.ismount(folder):
-        return Room(folder, "tmpfs")
-    if any(folder.iterdir()):
-        return Room(folder, "file limit")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4g", "fedcohort-soak", str(folder)], capture_output=True, check=False
-    )
-    return Room(folder, "tmpfs" if mounted.returncode == 0 else "file limit")
+    aside.mkdir(exist_ok=True)
+    if not os.path.ismount(folder):  # it is if this script was killed
+        move(folder, aside)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=4g", "fedcohort-soak", str(folder)]
+        subprocess.run(mount, capture_output=True, check=False)
+    try:
+        move(aside, folder)
+        yield Room(folder, "tmpfs" if os.path.ismount(folder) else "file limit")
+    finally:
+        if os.path.ismount(folder):
+            move(folder, aside)
+            subprocess.run(["umount", str(folder)], check=True)
+            move(aside, folder)
+
+
+def move(source: Path, target: Path) -> None:
+    for path in source.iterdir():
+        shutil.move(path, target / path.name)
+
+
+def play(weeks: list[Week], workers: int) -> None:
+    """Play all weeks; Ctrl-C and SIGTERM end them after their round."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ThreadPoolExecutor(workers) as pool:
+        ends = [pool.submit(week.live) for week in weeks]
+        try:
+            wait(ends)
+        except KeyboardInterrupt:
+            for week in weeks:
+                week.until = 0.0
+    for end in ends:
+        end.result()
 
 
 # -- results ---------------------------------------------------------------------------------------------------------
@@ -204,6 +239,8 @@ def fitted(week: Week) -> dict:
     chosen = list(last.values()) if week.disturbed else [s for s in samples if s["round"] >= born[s["pid"]] + 50]
     rounds, rss, pids = (np.array([s[key] for s in chosen]) for key in ("round", "rss", "pid"))
     group = np.zeros(len(chosen)) if week.disturbed else pids
+    if len(chosen) < len(np.unique(group)) + 2:
+        return {"processes": len(born), "samples": len(chosen), "missing": "memory: too few samples for a line"}
     figures = {
         "processes": len(born),
         "samples": len(chosen),
@@ -233,9 +270,12 @@ def counted(notes: list[dict], kind: str) -> int:
 
 def summary(plan: Plan, folder: Path) -> dict | None:
     quiet, disturbed = (Week(plan, folder, which, 0) for which in (False, True))
-    if not (quiet.stand["done"] and disturbed.stand["done"]):
+    missing = [week for week in (quiet, disturbed) if not week.stand["done"]]
+    for week in missing:
+        reached = week.lines("samples")[-1]["round"] if week.lines("samples") else 0
+        print(f"{plan.selector}: the {week.folder.name} week is missing; it is at round {reached:,} of {plan.rounds:,}")
+    if missing:
         return None
-    disturbed.room = room(disturbed.folder / "disk")
     notes = disturbed.lines("notes")
     pruned = folder / "pruned.sqlite"
     for path in folder.glob("pruned.sqlite*"):
@@ -275,8 +315,11 @@ def plan_of(name: str, clients: int | None, rounds: int | None) -> Plan:
 
 
 def write(folder: Path, names: list[str], clients: int | None, rounds: int | None, out: Path, picture: Path) -> None:
-    summaries = [summary(plan_of(name, clients, rounds), folder / name) for name in names if (folder / name).is_dir()]
+    summaries = [summary(plan_of(name, clients, rounds), folder / name) for name in names]
     done = [entry for entry in summaries if entry is not None]
+    if not done:
+        print("No selector has both weeks, so nothing is written.")
+        return
     machine = {"machine": platform.machine(), "python": platform.python_version(), "cores": os.cpu_count()}
     machine["fedcohort"] = fedcohort.__version__
     out.write_text(json.dumps({"machine": machine, "selectors": done}, indent=None, separators=(",", ":")) + "\n")
@@ -296,7 +339,7 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=1, help="weeks to play at once, each on one core")
     parser.add_argument(
-        "--folder", type=Path, default=Path("/tmp/fedcohort-soak"), help="folder for journals and progress"
+        "--folder", type=Path, help="folder for journals and progress; default: a temporary one, removed at the end"
     )
     parser.add_argument(
         "--summary", action="store_true", help="only write the JSON and the picture of the weeks that are complete"
@@ -313,16 +356,20 @@ def main() -> None:
         plan = plan_of(names[0], options.clients, options.rounds)
         Host(plan, options.host, Room(options.host / "disk", options.room) if options.room else None).play()
         return
-    if not options.summary:
-        until = time.time() + options.seconds
-        plans = {name: plan_of(name, options.clients, options.rounds) for name in names}
-        both = [(name, disturbed) for name in names for disturbed in (True, False)]
-        weeks = [Week(plans[name], options.folder / name, disturbed, until) for name, disturbed in both]
-        with ThreadPoolExecutor(options.workers) as pool:
-            ends = list(pool.map(Week.live, weeks))
-        if not all(ends):
-            print("The time is used up; the same command goes on from here.")
-    write(options.folder, names, options.clients, options.rounds, options.out, options.picture)
+    if options.summary and options.folder is None:
+        parser.error("--summary needs the --folder of the weeks")
+    with ExitStack() as stack:
+        temporary = options.folder is None
+        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedcohort-soak-")))
+        if not options.summary:
+            until = time.time() + options.seconds
+            plans = [plan_of(name, options.clients, options.rounds) for name in names]
+            weeks = [Week(plan, folder / plan.selector, which, until) for plan in plans for which in (True, False)]
+            play(weeks, options.workers)
+            if not all(week.stand["done"] for week in weeks):
+                go_on = "only with --folder can it go on later" if temporary else "the same command goes on from here"
+                print(f"Stopped before the end; {go_on}.")
+        write(folder, names, options.clients, options.rounds, options.out, options.picture)
 
 
 if __name__ == "__main__":
