@@ -159,7 +159,7 @@ def test_the_command_writes_page_and_submission(tmp_path):
     assert done.exit_code == 0, done.output
     submission = json.loads((tmp_path / "b" / "bench.json").read_text())
     assert submission["purpose"] == "trial"
-    assert submission["seeds"] == [400]
+    assert submission["seeds"] == [500]
     assert [entry["label"] for entry in submission["selectors"]] == ["balanced"]
     assert set(submission["selectors"][0]["gains"]) == {"iid", "noise"}
     assert "balanced" in (tmp_path / "b" / "bench.html").read_text()
@@ -258,8 +258,8 @@ def test_a_submission_is_checked_and_copied(submission, tmp_path):
     [
         ("config.toml", "rounds = 60", "rounds = 61", "run.rounds is not the suite's 60"),
         ("config.toml", "lr = 0.1", "lr = 0.2", "[local] is not the suite's"),
-        ("config.toml", "[400, 401]", "[0, 1]", "are not for reports"),
-        ("bench.json", '"benchmark": 3', '"benchmark": 0', "version 0"),
+        ("config.toml", "[500, 501]", "[0, 1]", "are not for reports"),
+        ("bench.json", '"benchmark": 4', '"benchmark": 0', "version 0"),
         ("bench.json", '"complete": true', '"complete": false', "not all runs"),
         ("bench.json", '"mean_gain": 1.5', '"mean_gain": 9.5', "do not follow from its gains"),
         ("bench.json", '"label": "balanced"', '"label": "other"', "different selectors"),

@@ -6,6 +6,7 @@ import datetime
 import http.client
 import ipaddress
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -134,6 +135,22 @@ def test_a_peer_that_stays_silent_keeps_nobody_waiting(federation: Any, tmp_path
         host, port = repr(remote).partition("(")[2][:-1].split(":")
         with socket.create_connection((host, int(port))):
             assert remote.public.classes == 3
+
+
+def test_the_logging_of_the_program_around_it_stays(federation: Any) -> None:
+    """uvicorn's own configuration would close every handler there is, and some handlers close their streams."""
+    closed: list[str] = []
+
+    class Handler(logging.NullHandler):
+        def close(self) -> None:
+            closed.append("closed")
+            super().close()
+
+    handler = Handler()
+    with federation(COUNTS, NAMES).served() as remote:
+        assert remote.public is not None
+    assert not closed
+    handler.close()
 
 
 def test_tls_or_this_machine(federation: Any) -> None:

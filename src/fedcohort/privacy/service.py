@@ -156,6 +156,7 @@ class KeyHolderServer:
             app = _app(holder, token)
         config = uvicorn.Config(
             app,
+            log_config=None,  # its own would close the handlers of the program around it, and their streams
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -76,7 +76,8 @@ def serve(
     # The application must know when the server stops, and the server needs the application first.
     servers: list[uvicorn.Server] = []
     app = create_app(root, token=token, stopping=lambda: bool(servers) and servers[0].should_exit)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, server_header=False)
+    # Its own logging configuration would close the handlers of the program around it, and their streams.
+    config = uvicorn.Config(app, log_config=None, log_level="warning", timeout_graceful_shutdown=2, server_header=False)
     servers.append(uvicorn.Server(config))
     with bound:
         servers[0].run(sockets=[bound])
