@@ -37,9 +37,15 @@ numpy_decomposers.register() if hasattr(numpy_decomposers, "register") else None
 private_decomposers.register() if hasattr(private_decomposers, "register") else None
 
 
+# NumPy parses the header of an array as Python, and CPython 3.11 sometimes fails if two threads parse at the same time
+# ("AST constructor recursion depth mismatch"). Real sites are processes.
+_PARSING = threading.Lock()
+
+
 def carried(thing: Shareable) -> Shareable:
     """Return what arrives of something that is sent."""
-    return fobs.loads(fobs.dumps(thing))
+    with _PARSING:
+        return fobs.loads(fobs.dumps(thing))
 
 
 class FirstModel(ModelPersistor):  # type: ignore[misc]
